@@ -1,0 +1,83 @@
+"""Settings: frozen, checked once, at the edge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from forebay.errors import CapacityError, ConfigError, UnknownKeyError
+from forebay.policies import policy_class
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+class Mode(Enum):
+    EAGER = "eager"  # store every block once its tokens are confirmed
+    LAZY = "lazy"  # store only what the device is about to evict
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadConfig:
+    capacity_bytes: int
+    """Host memory for blocks on each rank, in bytes or as text such as "64GB" or "60GiB"."""
+    mode: Mode = Mode.EAGER
+    """When blocks are stored: "eager" or "lazy"."""
+    eviction_policy: str = "lru"
+    """"lru", "s3fifo", "arc", or "module:Class" of a forebay.policies.Policy."""
+    load_deadline_s: float = 30.0
+    """After this long without every rank's report a load counts as failed and its request computes."""
+    wait_deadline_s: float = 2.0
+    """How long a request may wait for blocks that another request is loading or storing just now."""
+    store_overdue_s: float = 60.0
+    """After this long without every rank's report a store is counted and logged as overdue."""
+    min_load_tokens: int = 0
+    """Shorter hits are computed instead of loaded."""
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.capacity_bytes) or self.capacity_bytes < 1:
+            raise CapacityError("capacity_bytes", self.capacity_bytes, "whole bytes, at least one block")
+        if self.mode not in Mode:
+            raise ConfigError("mode", self.mode, f"one of {', '.join(mode.value for mode in Mode)}")
+        policy_class(self.eviction_policy)
+        for setting in ("load_deadline_s", "wait_deadline_s", "store_overdue_s"):
+            value = getattr(self, setting)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ConfigError(setting, value, "a number of seconds, at least 0")
+        if not _is_whole(self.min_load_tokens) or self.min_load_tokens < 0:
+            raise ConfigError("min_load_tokens", self.min_load_tokens, "a whole number, at least 0")
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any], where: str = "forebay") -> OffloadConfig:
+        """Build from plain data such as JSON; unknown keys raise and name the nearest right one."""
+        known = [each.name for each in fields(cls)]
+        for key in settings:
+            if key not in known:
+                raise UnknownKeyError(key, known, where)
+        values = dict(settings)
+        values["capacity_bytes"] = parse_size("capacity_bytes", values.get("capacity_bytes"))
+        if isinstance(values.get("mode"), str) and values["mode"] in {mode.value for mode in Mode}:
+            values["mode"] = Mode(values["mode"])
+        return cls(**values)
+
+
+def parse_size(setting: str, value: object) -> int:
+    """Bytes from a whole number or from text with a unit: GB is 1000³, GiB is 1024³."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        if unit in _UNITS:
+            return int(float(number) * _UNITS[unit]) if "." in number else int(number) * _UNITS[unit]
+    raise ConfigError(setting, value, 'whole bytes, or text such as "64GB" or "60GiB"')
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

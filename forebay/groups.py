@@ -1,0 +1,182 @@
+"""Kinds of group, what a hit needs in each, and the sizes that follow from them.
+
+A group is the layers that share one block table and one kind of attention. A hit of `tokens` tokens means that
+the engine goes on at token number `tokens` as if it had computed everything before. What has to be there for
+that differs by kind, but is always one range of blocks that ends where the hit ends:
+
+    full attention      [################]   the whole prefix (multi-head latent attention is one of these)
+    sliding window      [..........######]   what the window of the next token still sees
+    chunked local       [............####]   the current chunk
+    recurrent state     [...............#]   the last state
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, lcm
+
+from forebay.errors import CapacityError, LayoutError
+from forebay.ids import Key, group_suffix
+
+_LAZY_RESERVE = 2  # steps of allocation that lazy stores stay ahead of the engine
+
+
+@dataclass(frozen=True)
+class Group(ABC):
+    tokens_per_block: int
+    context_parallel: int = 1
+    """Ranks that share the tokens of a block: one block then spans that many times its tokens."""
+    drafter: bool = False
+    """A speculative drafter reads this group. Its entry for a token depends on the token after it, so a hit
+    counts only if the block after it matches too (EAGLE: match one more block, then drop it)."""
+
+    def __post_init__(self) -> None:
+        for setting in ("tokens_per_block", "context_parallel"):
+            if getattr(self, setting) < 1:
+                raise LayoutError(setting, getattr(self, setting), "a whole number of at least 1")
+
+    @property
+    def span_tokens(self) -> int:
+        """Tokens of the prompt that one block stands for."""
+        return self.tokens_per_block * self.context_parallel
+
+    @property
+    def needs_whole_prefix(self) -> bool:
+        """Whether a block is worthless without the blocks before it."""
+        return False
+
+    @property
+    def blocks_beyond_hit(self) -> int:
+        return 1 if self.drafter else 0
+
+    @abstractmethod
+    def first_needed(self, tokens: int) -> int:
+        """Index of the first block that a hit of `tokens` tokens needs. Never falls as `tokens` grows."""
+
+    @abstractmethod
+    def lazy_target(self, max_batched_tokens: int) -> int:
+        """Blocks that the engine may take for this group in one step."""
+
+
+@dataclass(frozen=True)
+class FullAttention(Group):
+    @property
+    def needs_whole_prefix(self) -> bool:
+        return True
+
+    def first_needed(self, tokens: int) -> int:
+        return 0
+
+    def lazy_target(self, max_batched_tokens: int) -> int:
+        return ceil(max_batched_tokens / self.span_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow(Group):
+    window_tokens: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window_tokens < 1:
+            raise LayoutError("window_tokens", self.window_tokens, "a whole number of at least 1")
+
+    def first_needed(self, tokens: int) -> int:
+        # The next token sees itself and window_tokens - 1 tokens before it.
+        return max(0, tokens - self.window_tokens + 1) // self.span_tokens
+
+    def lazy_target(self, max_batched_tokens: int) -> int:
+        return ceil(self.window_tokens / self.span_tokens) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedLocal(Group):
+    chunk_tokens: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk_tokens < 1:
+            raise LayoutError("chunk_tokens", self.chunk_tokens, "a whole number of at least 1")
+
+    def first_needed(self, tokens: int) -> int:
+        return tokens // self.chunk_tokens * self.chunk_tokens // self.span_tokens
+
+    def lazy_target(self, max_batched_tokens: int) -> int:
+        return ceil(max_batched_tokens / self.span_tokens)
+
+
+@dataclass(frozen=True)
+class Recurrent(Group):
+    def first_needed(self, tokens: int) -> int:
+        return max(0, ceil(tokens / self.span_tokens) - 1)
+
+    def lazy_target(self, max_batched_tokens: int) -> int:
+        return 2
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The groups of a model and the one hash granularity under them."""
+
+    groups: tuple[Group, ...]
+    tokens_per_hash: int
+    bytes_per_block: int
+    """Bytes of one block on one rank, all its layers."""
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise LayoutError("groups", self.groups, "at least one group")
+        for setting in ("tokens_per_hash", "bytes_per_block"):
+            if getattr(self, setting) < 1:
+                raise LayoutError(setting, getattr(self, setting), "a whole number of at least 1")
+        for number, group in enumerate(self.groups):
+            if group.span_tokens % self.tokens_per_hash:
+                raise LayoutError(
+                    f"groups[{number}].tokens_per_block",
+                    group.span_tokens,
+                    f"a multiple of tokens_per_hash ({self.tokens_per_hash})",
+                )
+
+    @cached_property
+    def alignment_tokens(self) -> int:
+        """A hit ends on a multiple of this: a block boundary in every group."""
+        return lcm(*(group.span_tokens for group in self.groups))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names this layout. Bytes written under one fingerprint mean nothing under another."""
+        text = repr((self.groups, self.tokens_per_hash, self.bytes_per_block))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def extend_keys(self, keys: Sequence[list[Key]], hashes: Sequence[bytes]) -> None:
+        """Append the keys that new hashes complete. A block that spans several hashes is named by its last,
+        which covers everything before it."""
+        for number, (group, group_keys) in enumerate(zip(self.groups, keys, strict=True)):
+            hashes_per_block = group.span_tokens // self.tokens_per_hash
+            first = (len(group_keys) + 1) * hashes_per_block - 1
+            suffix = group_suffix(number)
+            group_keys += [Key(prefix + suffix) for prefix in hashes[first::hashes_per_block]]
+
+    def lazy_target_blocks(self, max_batched_tokens: int) -> int:
+        """How far from the head of the device's eviction order lazy stores keep blocks safe: twice what the
+        engine may take in a step."""
+        return _LAZY_RESERVE * sum(group.lazy_target(max_batched_tokens) for group in self.groups)
+
+
+def host_slots(device_blocks: int, device_bytes: int, host_bytes: int) -> int:
+    """Slots that host_bytes hold, for a device whose device_blocks blocks take device_bytes. Per rank.
+
+    Multiplied before divided, so that a device size that is no multiple of its blocks loses nothing. Every rank
+    and the scheduler must call it with the same three numbers; that they do is the adapter's business.
+    """
+    for setting, value in (("device_blocks", device_blocks), ("device_bytes", device_bytes)):
+        if value < 1:
+            raise CapacityError(setting, value, "a whole number of at least 1")
+    slots = device_blocks * host_bytes // device_bytes
+    if slots < 1:
+        needed = ceil(device_bytes / device_blocks)
+        raise CapacityError("capacity_bytes", host_bytes, f"at least one block ({needed} bytes)")
+    return slots

@@ -1,0 +1,221 @@
+"""Loads: from the question "what can be had?" to a planned transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from math import ceil
+
+from forebay.books import Books
+from forebay.ids import BlockId, Key
+from forebay.matching import Match, Sources, longest_match
+from forebay.requests import MISS, Answer, Held, Hit, NotYet, RequestState
+from forebay.tally import Tally
+from forebay.transfers import CopyOrder, Direction, Transfer
+
+
+class RefusedLoadError(Exception):
+    """What the engine accepted cannot be had. Caught by the manager, which lets the request compute."""
+
+
+class Loads:
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._loading: Tally[Key] = Tally()  # keys that wanted loads are bringing to the device
+        self._planned = 0
+        self._holding_blocks: list[RequestState] = []  # matches that pinned device blocks in this pass
+
+    def match(self, state: RequestState, device_tokens: int) -> Answer:
+        """What this request can have now. Slots and blocks found are pinned until claim() or let_go()."""
+        if state.held is not None:
+            if self._still_right(state.held, state, device_tokens):
+                return state.held.answer
+            self.let_go(state)
+        books = self._books
+        if not state.request.may_load or state.computes:
+            return MISS
+        if device_tokens % books.layout.alignment_tokens:
+            # Copies fill whole blocks; a hit cannot begin in the middle of one.
+            return MISS
+        state.learn_keys(books.layout)
+        found = self._find(state, device_tokens, state.request.num_tokens - 1)
+        if found.tokens < max(1, books.config.min_load_tokens):
+            found = Match(0, [], found.gaps)
+        waited_s = self._waits_for(state, found)
+        if waited_s is not None:
+            return NotYet(waited_s)
+        return self._hold(state, found, device_tokens).answer
+
+    def claim(
+        self,
+        state: RequestState,
+        table: Sequence[Sequence[BlockId]],
+        device_tokens: int,
+        tokens: int,
+    ) -> Transfer | None:
+        """The engine gave the request blocks and accepts `tokens` of what was offered. Plans their load.
+
+        None if there is nothing to copy; RefusedLoadError if what was accepted cannot be had. Either way nothing
+        is held any more.
+        """
+        held = state.held
+        if held is None or held.device_tokens != device_tokens or held.answer.tokens < tokens:
+            self.let_go(state)
+            raise RefusedLoadError("the engine accepted tokens that it was not offered")
+        if tokens < held.answer.tokens:
+            held = self._hold_less(state, held, tokens)
+        if not held.match.num_copies:
+            self.let_go(state)
+            return None
+        try:
+            order, keys = self._order(state, held.match.sources, table)
+        except RefusedLoadError:
+            self.let_go(state)
+            raise
+        # The pins of the match become the transfer's; the blocks to be written are pinned on top, so that an
+        # abort cannot free them under the copy.
+        state.held = None
+        self._books.device.pin(order.blocks + order.move_to)
+        self._loading.add(keys)
+        self._planned += 1
+        stats = self._books.journal.stats
+        stats.hit_tokens += tokens
+        stats.hit_blocks += order.num_copies
+        stats.moved_blocks += len(order.move_to)
+        return self._books.ledger.plan(order, keys, state.request.id)
+
+    def let_go(self, state: RequestState) -> None:
+        """Unpin what a match holds, if it holds anything."""
+        held, state.held = state.held, None
+        if held is not None and held.slots:
+            self._books.pool.unpin(held.slots)
+        if held is not None and held.blocks:
+            self._books.device.unpin(held.blocks)
+
+    def end_pass(self) -> None:
+        """The engine's scheduling pass is over. A match that was not followed by an allocation keeps its slots,
+        but not device blocks: those pins would take from the engine what it needs to admit the request."""
+        holding, self._holding_blocks = self._holding_blocks, []
+        for state in holding:
+            if state.held is not None and state.held.blocks:
+                self.let_go(state)
+
+    def stop_waiting_for(self, transfer: Transfer) -> None:
+        """The load ended or is not wanted any more: nobody else should wait for its keys."""
+        self._loading.drop(transfer.keys)
+
+    @property
+    def loading(self) -> Tally[Key]:
+        return self._loading
+
+    def _find(self, state: RequestState, device_tokens: int, limit_tokens: int) -> Match:
+        books = self._books
+        # Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
+        # the request itself, or it would wait for blocks that are held on its own behalf.
+        missing_tokens = state.request.num_tokens - device_tokens
+        demand = sum(ceil(missing_tokens / group.span_tokens) for group in books.layout.groups)
+        bridge = books.device if books.device.num_free >= 2 * demand else None
+        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool.index, bridge)
+
+    def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
+        """Whether a new search would find the same. Engines ask hundreds of times for a request that waits."""
+        books = self._books
+        return (
+            not held.blocks  # how many the engine can spare has to be asked again
+            and held.device_tokens == device_tokens
+            and held.num_tokens == state.request.num_tokens
+            and held.epoch == books.pool.epoch
+            and held.loads_planned == self._planned
+            and not any(map(self._has_appeared, held.match.gaps))
+        )
+
+    def _has_appeared(self, key: Key) -> bool:
+        pool = self._books.pool
+        return key in pool or pool.on_the_way(key) or bool(self._books.device.find_run([key], 0, 1))
+
+    def _waits_for(self, state: RequestState, found: Match) -> float | None:
+        """Seconds waited so far if this request should wait for a copy on the way, else None."""
+        books = self._books
+        shared = len(self._loading) and not self._loading.isdisjoint(self._keys(state, found))
+        if not shared and not any(map(books.pool.on_the_way, found.gaps)):
+            state.waiting_since = None
+            return None
+        if state.waited_enough:
+            return None
+        now = books.clock()
+        if state.waiting_since is None:
+            state.waiting_since = now
+        waited_s = now - state.waiting_since
+        if waited_s >= books.config.wait_deadline_s:
+            state.waited_enough = True
+            books.journal.stats.waits_given_up += 1
+            return None
+        books.journal.stats.not_yet_answers += 1
+        return waited_s
+
+    def _keys(self, state: RequestState, found: Match) -> chain[Key]:
+        return chain.from_iterable(
+            keys[each.start : each.stop] for keys, each in zip(state.keys, found.sources, strict=False)
+        )
+
+    def _hold(self, state: RequestState, found: Match, device_tokens: int) -> Held:
+        books = self._books
+        slots = list(chain.from_iterable(each.host for each in found.sources))
+        blocks = list(chain.from_iterable(each.device for each in found.sources))
+        if slots:
+            books.pool.pin(slots)
+        if blocks:
+            books.device.pin(blocks)
+            self._holding_blocks.append(state)
+        state.held = Held(
+            found,
+            Hit(found.tokens, needs_load=bool(slots or blocks)),
+            device_tokens,
+            state.request.num_tokens,
+            books.pool.epoch,
+            self._planned,
+            slots,
+            blocks,
+        )
+        return state.held
+
+    def _hold_less(self, state: RequestState, held: Held, tokens: int) -> Held:
+        """The engine accepted only the first tokens of the offer. A window or a recurrent state may need other
+        blocks for that, so it is searched again, with the old pins still held."""
+        found = self._find(state, held.device_tokens, held.device_tokens + tokens)
+        if found.tokens != tokens:
+            self.let_go(state)
+            raise RefusedLoadError("the part of the offer that was accepted cannot be had on its own")
+        state.held = None
+        shorter = self._hold(state, found, held.device_tokens)
+        if held.slots:
+            self._books.pool.unpin(held.slots)
+        if held.blocks:
+            self._books.device.unpin(held.blocks)
+        return shorter
+
+    def _order(
+        self,
+        state: RequestState,
+        sources: Sequence[Sources],
+        table: Sequence[Sequence[BlockId]],
+    ) -> tuple[CopyOrder, list[Key]]:
+        ledger, device = self._books.ledger, self._books.device
+        order = CopyOrder(ledger.next_id(), Direction.LOAD, [], [], [], [])
+        loaded_keys: list[Key] = []
+        for keys, each, blocks in zip(state.keys, sources, table, strict=True):
+            if each.stop > len(blocks):
+                raise RefusedLoadError("the engine allocated fewer blocks than it accepted")
+            if len(each.host) == each.stop - each.start:
+                order.blocks.extend(blocks[each.start : each.stop])
+                loaded_keys += keys[each.start : each.stop]
+            else:
+                order.blocks.extend(map(blocks.__getitem__, each.host_at))
+                loaded_keys += map(keys.__getitem__, each.host_at)
+                order.move_to.extend(map(blocks.__getitem__, each.device_at))
+                order.move_from.extend(each.device)
+            order.slots.extend(each.host)
+        null = device.null_block
+        if null is not None and (null in order.blocks or null in order.move_to):
+            raise RefusedLoadError("the engine allocated a null block where a block is needed")
+        return order, loaded_keys

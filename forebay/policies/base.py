@@ -1,0 +1,67 @@
+"""What an eviction policy is.
+
+The pool owns the control flow of an eviction; a policy supplies the verbs. It orders keys, and it never sees
+slots, pins or requests: a key that must stay for now is handed back with `postpone`, so no policy can evict a
+pinned block or a head before its tail, whatever its order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+
+from forebay.ids import Key
+
+
+class Policy(ABC):
+    """An order over the cached keys. All methods take whole batches and are called from one thread.
+
+    Every cached key is in the policy exactly once, from `insert` until `evict` or `remove`. Chains are handed
+    over tail first: in a batch the first key is the first that may go.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` is the number of slots. Policies that keep sizes of their own derive them from it."""
+        self.capacity = capacity
+
+    @abstractmethod
+    def insert(self, keys: Iterable[Key]) -> None:
+        """These keys were just cached. None of them is in the policy."""
+
+    @abstractmethod
+    def touch(self, keys: Iterable[Key]) -> None:
+        """These cached keys were hit; the last of them is the most recent."""
+
+    @abstractmethod
+    def candidates(self, count: int) -> list[Key]:
+        """Up to `count` different keys, the first to go first. They stay in the policy: the pool answers with
+        `evict` for those that go and `postpone` for those that must stay, and asks again if it needs more.
+        Returns fewer than `count` only if the policy holds fewer."""
+
+    @abstractmethod
+    def evict(self, keys: Sequence[Key]) -> None:
+        """These candidates are gone. A policy with a memory of what it evicted remembers them."""
+
+    @abstractmethod
+    def remove(self, keys: Sequence[Key]) -> None:
+        """These keys are gone for a reason that says nothing about their worth (a failed load)."""
+
+    @abstractmethod
+    def postpone(self, keys: Sequence[Key]) -> None:
+        """These candidates must stay. They become the last to go in their queue, in this order. This is not
+        a hit."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything, also memories of evicted keys."""
+
+    @abstractmethod
+    def keys(self) -> Collection[Key]:
+        """All keys held, for check()."""
+
+    def resize(self, capacity: int) -> None:
+        """The number of slots changed."""
+        self.capacity = capacity
+
+    def check(self) -> None:  # noqa: B027  a policy without inner books has nothing to check
+        """Raise InvariantError where the policy's own books disagree."""
