@@ -5,6 +5,7 @@ The reference for anyone who writes an adapter, and what Forebay's own tests run
 
 from forebay.testing.copier import ByteCopier, Faults, Memory
 from forebay.testing.device import NULL, TinyDevicePool
-from forebay.testing.engine import ManualClock, TinyEngine, TinyRequest
+from forebay.testing.engine import TinyEngine
+from forebay.testing.request import ManualClock, TinyRequest
 
 __all__ = ["NULL", "ByteCopier", "Faults", "ManualClock", "Memory", "TinyDevicePool", "TinyEngine", "TinyRequest"]

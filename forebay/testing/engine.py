@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from random import Random
 
@@ -23,68 +22,7 @@ from forebay.manager import OffloadManager
 from forebay.requests import NotYet
 from forebay.testing.copier import ByteCopier, Memory
 from forebay.testing.device import NULL, TinyDevicePool
-
-
-class ManualClock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@dataclass
-class TinyRequest:
-    """A prompt and how many tokens to generate; fulfils `forebay.engine.Request`."""
-
-    id: RequestId
-    tokens: list[int]
-    max_new_tokens: int
-    tokens_per_hash: int
-    salt: bytes = b""
-    may_load: bool = True
-    may_store: bool = True
-    event_extra: object = None
-    hashes: list[bytes] = field(default_factory=list)
-
-    # The engine's own state.
-    computed: int = 0
-    table: list[list[BlockId]] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the last admission: not computed
-    scheduled: int = 0
-    waits_for_load: bool = False
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.tokens)
-        self._extend_hashes()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
-
-    def token_ids(self, start: int, stop: int) -> Sequence[int]:
-        return self.tokens[start:stop]
-
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        self._extend_hashes()
-
-    def _extend_hashes(self) -> None:
-        while (len(self.hashes) + 1) * self.tokens_per_hash <= len(self.tokens):
-            start = len(self.hashes) * self.tokens_per_hash
-            before = self.hashes[-1] if self.hashes else self.salt
-            text = before + repr(self.tokens[start : start + self.tokens_per_hash]).encode()
-            self.hashes.append(hashlib.blake2b(text, digest_size=16).digest())
+from forebay.testing.request import ManualClock, TinyRequest
 
 
 class TinyEngine:
@@ -199,7 +137,7 @@ class TinyEngine:
         self.clock.advance(0.01)
 
     def _schedule(self) -> None:
-        budget = self.max_batched_tokens
+        budget, preemptions = self.max_batched_tokens, self.preemptions
         self._told = {each.id: [len(blocks) for blocks in each.table] for each in self.running}
         for request in list(self.running):
             if request not in self.running:
@@ -207,6 +145,8 @@ class TinyEngine:
             budget -= self._schedule_running(request, budget)
         skipped: list[TinyRequest] = []
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
+            if self.preemptions > preemptions:
+                break  # blocks have run out: whom they were taken from comes first, in the next step
             request = self.waiting[0]
             if request.table:  # its load is done: it only has to run
                 self.waiting.popleft()
