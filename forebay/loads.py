@@ -110,28 +110,32 @@ class Loads:
 
     def _find(self, state: RequestState, device_tokens: int, limit_tokens: int) -> Match:
         books = self._books
-        # Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
-        # the request itself, or it would wait for blocks that are held on its own behalf.
-        missing_tokens = state.request.num_tokens - device_tokens
-        demand = sum(ceil(missing_tokens / group.span_tokens) for group in books.layout.groups)
-        bridge = books.device if books.device.num_free >= 2 * demand else None
+        bridge = books.device if self._may_bridge(state, device_tokens) else None
         return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool.index, bridge)
+
+    def _may_bridge(self, state: RequestState, device_tokens: int) -> bool:
+        """Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
+        the request itself, or it would wait for blocks that are held on its own behalf."""
+        missing_tokens = state.request.num_tokens - device_tokens
+        demand = sum(ceil(missing_tokens / group.span_tokens) for group in self._books.layout.groups)
+        return self._books.device.num_free >= 2 * demand
 
     def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
         """Whether a new search would find the same. Engines ask hundreds of times for a request that waits."""
-        books = self._books
+        bridge = self._may_bridge(state, device_tokens)
+        on_the_way = self._books.pool.on_the_way
         return (
             not held.blocks  # how many the engine can spare has to be asked again
             and held.device_tokens == device_tokens
             and held.num_tokens == state.request.num_tokens
-            and held.epoch == books.pool.epoch
+            and held.epoch == self._books.pool.epoch
             and held.loads_planned == self._planned
-            and not any(map(self._has_appeared, held.match.gaps))
+            and all(self._is_there(key, bridge) for key in held.match.witnesses)
+            and not any(self._is_there(key, bridge) or on_the_way(key) for key in held.match.gaps)
         )
 
-    def _has_appeared(self, key: Key) -> bool:
-        pool = self._books.pool
-        return key in pool or pool.on_the_way(key) or bool(self._books.device.find_run([key], 0, 1))
+    def _is_there(self, key: Key, bridge: bool) -> bool:
+        return key in self._books.pool or (bridge and bool(self._books.device.find_run([key], 0, 1)))
 
     def _waits_for(self, state: RequestState, found: Match) -> float | None:
         """Seconds waited so far if this request should wait for a copy on the way, else None."""

@@ -44,6 +44,8 @@ class Match:
     gaps: list[Key]
     """Keys that would have to appear somewhere for the match to become longer: it stays what it is until one
     of them does."""
+    witnesses: list[Key] = field(default_factory=list)
+    """Keys of the blocks after the hit that a drafter wants to match too. They are not copied, so not pinned."""
 
     @property
     def num_copies(self) -> int:
@@ -86,9 +88,12 @@ def longest_match(
                 length -= length % layout.alignment_tokens
                 break
         else:
+            witnesses: list[Key] = []
             for number, sources in found.items():
-                sources.cut(length // layout.groups[number].span_tokens)
-            return Match(length - have_tokens, [found[g] for g in range(len(keys))], gaps)
+                stop = length // layout.groups[number].span_tokens
+                witnesses += keys[number][stop : stop + layout.groups[number].blocks_beyond_hit]
+                sources.cut(stop)
+            return Match(length - have_tokens, [found[g] for g in range(len(keys))], gaps, witnesses)
     return Match(0, [], gaps)
 
 

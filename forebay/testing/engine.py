@@ -42,7 +42,7 @@ class TinyEngine:
         self.layout = layout
         self.clock = ManualClock()
         self.device = TinyDevicePool(num_blocks)
-        rng = Random(seed)
+        rng = self._rng = Random(seed)
         size = layout.bytes_per_block
         self.copiers = [ByteCopier(Rank(rank), Memory(size), Memory(size), rng) for rank in range(ranks)]
         self.manager = OffloadManager(
@@ -61,6 +61,7 @@ class TinyEngine:
         self.running: list[TinyRequest] = []
         self.loading: dict[RequestId, TinyRequest] = {}
         self.finished: dict[RequestId, TinyRequest] = {}
+        self.accepts_less = False  # real schedulers sometimes take only a part of what they are offered
         self.preemptions = 0
         self.computed_tokens = 0
         self._keys: dict[RequestId, list[list[Key]]] = {}
@@ -189,7 +190,11 @@ class TinyEngine:
         answer = self.manager.match(request, device_tokens)
         if isinstance(answer, NotYet):
             return None
-        total = device_tokens + answer.tokens
+        accepted = answer.tokens
+        if self.accepts_less:
+            step = self.layout.alignment_tokens
+            accepted = self._rng.randrange(0, accepted + step, step)
+        total = device_tokens + accepted
         table: list[list[BlockId]] = []
         used: list[BlockId] = []
         wanted = 0
@@ -212,7 +217,7 @@ class TinyEngine:
                 blocks.append(NULL if len(blocks) < group.first_needed(total) else taken.pop(0))
         request.table = table
         request.cached_tokens = request.computed = total
-        request.waits_for_load = self.manager.allocated(request, table, device_tokens, answer.tokens)
+        request.waits_for_load = self.manager.allocated(request, table, device_tokens, accepted)
         if not request.waits_for_load:
             self._drop_unseen(request)
         return True
