@@ -7,7 +7,7 @@ from itertools import chain
 from math import ceil
 
 from forebay.books import Books
-from forebay.ids import BlockId, Key
+from forebay.ids import BlockId, Key, RequestId
 from forebay.matching import Match, Sources, longest_match
 from forebay.requests import MISS, Answer, Held, Hit, NotYet, RequestState
 from forebay.tally import Tally
@@ -22,6 +22,7 @@ class Loads:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._loading: Tally[Key] = Tally()  # keys that wanted loads are bringing to the device
+        self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
         self._planned = 0
         self._holding_blocks: list[RequestState] = []  # matches that pinned device blocks in this pass
 
@@ -41,9 +42,15 @@ class Loads:
         found = self._find(state, device_tokens, state.request.num_tokens - 1)
         if found.tokens < max(1, books.config.min_load_tokens):
             found = Match(0, [], found.gaps)
-        waited_s = self._waits_for(state, found)
-        if waited_s is not None:
-            return NotYet(waited_s)
+        crowded = found.num_copies > 0 and self._is_crowded(state, device_tokens)
+        if crowded or self._is_on_the_way(state, found):
+            waited_s = self._waits(state)
+            if waited_s is not None:
+                return NotYet(waited_s)
+            if crowded:
+                found = Match(0, [], found.gaps)
+        else:
+            state.waiting_since = None
         return self._hold(state, found, device_tokens).answer
 
     def claim(
@@ -78,6 +85,7 @@ class Loads:
         self._books.device.pin(order.blocks + order.move_to)
         self._loading.add(keys)
         self._planned += 1
+        self._reserved[state.request.id] = max(0, self._demand(state) - sum(map(len, table)))
         stats = self._books.journal.stats
         stats.hit_tokens += tokens
         stats.hit_blocks += order.num_copies
@@ -117,8 +125,8 @@ class Loads:
         """Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
         the request itself, or it would wait for blocks that are held on its own behalf."""
         missing_tokens = state.request.num_tokens - device_tokens
-        demand = sum(ceil(missing_tokens / group.span_tokens) for group in self._books.layout.groups)
-        return self._books.device.num_free >= 2 * demand
+        wanted = sum(ceil(missing_tokens / group.span_tokens) for group in self._books.layout.groups)
+        return self._books.device.num_free >= 2 * wanted
 
     def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
         """Whether a new search would find the same. Engines ask hundreds of times for a request that waits."""
@@ -137,13 +145,31 @@ class Loads:
     def _is_there(self, key: Key, bridge: bool) -> bool:
         return key in self._books.pool or (bridge and bool(self._books.device.find_run([key], 0, 1)))
 
-    def _waits_for(self, state: RequestState, found: Match) -> float | None:
-        """Seconds waited so far if this request should wait for a copy on the way, else None."""
+    def _is_on_the_way(self, state: RequestState, found: Match) -> bool:
+        """Whether a copy that runs now brings what this request needs, to the device or to the host."""
+        if len(self._loading) and not self._loading.isdisjoint(self._keys(state, found)):
+            return True
+        return any(map(self._books.pool.on_the_way, found.gaps))
+
+    def _is_crowded(self, state: RequestState, device_tokens: int) -> bool:
+        """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
+        that were promised a load must fit until they run; a single one is always let in."""
         books = self._books
-        shared = len(self._loading) and not self._loading.isdisjoint(self._keys(state, found))
-        if not shared and not any(map(books.pool.on_the_way, found.gaps)):
-            state.waiting_since = None
-            return None
+        if not self._reserved:
+            return False
+        demand = self._demand(state) - device_tokens // books.layout.alignment_tokens
+        return books.device.num_free < demand + sum(self._reserved.values())
+
+    def _demand(self, state: RequestState) -> int:
+        return self._books.layout.most_held(state.request.num_tokens, self._books.max_batched_tokens)
+
+    def runs(self, request_id: RequestId) -> None:
+        """The request has its blocks, or needs none any more."""
+        self._reserved.pop(request_id, None)
+
+    def _waits(self, state: RequestState) -> float | None:
+        """Seconds waited so far, or None if this request has waited long enough."""
+        books = self._books
         if state.waited_enough:
             return None
         now = books.clock()

@@ -92,6 +92,7 @@ class OffloadManager:
             ledger=Ledger(ranks),
             journal=Journal(layout.bytes_per_block, events_on=events),
             clock=clock,
+            max_batched_tokens=max_batched_tokens,
         )
         self._loads = Loads(self._books)
         self._stores = Stores(self._books, layout.lazy_target_blocks(max_batched_tokens))
@@ -149,6 +150,7 @@ class OffloadManager:
         state.waiting_since, state.waited_enough = None, False
         if not loaded_tokens:
             self._loads.let_go(state)
+            self._loads.runs(request.id)
             return False
         try:
             transfer = self._loads.claim(state, state.table, device_tokens, loaded_tokens)
@@ -195,6 +197,7 @@ class OffloadManager:
                 state = self._requests.get(request_id)
                 if state is None:
                     continue
+                self._loads.runs(request_id)
                 if new_blocks is not None and state.table:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         blocks.extend(added)
@@ -317,6 +320,7 @@ class OffloadManager:
         """The request gives up what it holds and what it waits for."""
         self._loads.let_go(state)
         request_id = state.request.id
+        self._loads.runs(request_id)
         for transfer in self._books.ledger.of_request(request_id):
             transfer.request_id = None
             if transfer.wanted:
@@ -330,6 +334,7 @@ class OffloadManager:
             # One failure is enough: a second offer could fail again, without end.
             state.computes = True
             state.clear_table()
+            self._loads.runs(request_id)
         self._books.journal.stats.recomputes += 1
         outcomes.failed.append(request_id)
 

@@ -24,8 +24,6 @@ from forebay.ids import Key, Slot
 from forebay.policies import Policy
 from forebay.tally import Tally
 
-_MIN_LOOK = 32  # candidates looked at per round of an eviction, at least
-
 
 class HostPool:
     def __init__(self, slots: int, policy: Policy) -> None:
@@ -95,7 +93,7 @@ class HostPool:
         """
         short = count - self.free
         if short > 0 and not self._exhausted:
-            self._exhausted = self._evict(short, keep) < short
+            self._evict(short, keep)
         return min(count, self.free)
 
     def reserve(self, keys: Sequence[Key], parents: Sequence[Key | None] | None) -> list[Slot]:
@@ -202,44 +200,46 @@ class HostPool:
             slots = [slot for slot in slots if slot not in pins]
         self._unused += slots
 
-    def _evict(self, count: int, keep: Container[Key]) -> int:
-        """Free up to `count` slots; returns how many.
+    def _evict(self, count: int, keep: Container[Key]) -> None:
+        """Free up to `count` slots.
 
         The policy names candidates in its order. One that is pinned, kept, or has something on the host building
-        on it is postponed: without its head a tail cannot be hit, so tails go first. Postponing in reverse turns
-        a chain that stands head first in the queue around, so that the next eviction finds its tail at once.
+        on it must stay: without its head a tail cannot be hit, so tails go first. Where a head came up before its
+        tail, it is next as soon as the tail has gone.
         """
         index, pins, children, parent = self._index, self._pins, self._children, self._parent
-        policy = self._policy
-        found = 0
-        looks = 2 * len(index)  # every key may be postponed once and chosen once
-        while found < count and looks > 0:
-            batch = policy.candidates(max(count - found, _MIN_LOOK))
-            if not batch:
-                break
-            victims, staying = [], []
-            for key in batch:
-                if found == count:
-                    break
+        victims: list[Key] = []
+        staying: dict[Key, None] = {}
+        kept_one = False
+        for candidate in self._policy.candidates():
+            key: Key | None = candidate
+            while key is not None:
                 if key in children or key in keep or index[key] in pins:
-                    staying.append(key)
-                    continue
-                found += 1
+                    kept_one = kept_one or key in keep
+                    staying[key] = None
+                    break
                 victims.append(key)
                 above = parent.pop(key, None)
+                key = None
                 if above is not None:
                     left = children[above] - 1
                     if left:
                         children[above] = left
                     else:
                         del children[above]
-            looks -= len(victims) + len(staying)
-            policy.evict(victims)
-            policy.postpone(staying[::-1])
-            self._unused += map(index.pop, victims)
-            self._removed += victims
-            self.evictions += len(victims)
-        return found
+                        if above in staying and len(victims) < count:
+                            del staying[above]
+                            key = above
+            if len(victims) >= count:
+                break
+        # A chain that came up head first goes back tail first, so that next time its tail is found at once.
+        self._policy.postpone(list(staying)[::-1])
+        self._policy.evict(victims)
+        self._unused += map(index.pop, victims)
+        self._removed += victims
+        self.evictions += len(victims)
+        # What was only kept for this caller may go for the next one.
+        self._exhausted = len(victims) < count and not kept_one
 
     def _link(self, keys: Sequence[Key], parents: Sequence[Key | None]) -> None:
         known = [above for above in parents if above is not None]

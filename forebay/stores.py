@@ -31,12 +31,23 @@ class Stores:
         state.learn_keys(self._books.layout)
         due = []
         for number, group in enumerate(self._books.layout.groups):
-            cursor = state.cursors[number]
+            cursor = self._cursor(state, number)
             ready = self._num_ready(state, number, confirmed_tokens)
             if cursor < ready:
                 cursor = state.cursors[number] = self._store(state, number, cursor, ready)
             due.append((cursor + 1) * group.span_tokens)
         state.next_store_tokens = min(due)
+
+    def _cursor(self, state: RequestState, number: int) -> int:
+        """Where to go on storing. If the last block before that has left the host, everything is looked at again:
+        tails leave before heads, and a tail is worth nothing without them."""
+        cursor = state.cursors[number]
+        pool = self._books.pool
+        if cursor and self._books.layout.groups[number].needs_whole_prefix:
+            last = state.keys[number][cursor - 1]
+            if last not in pool and not pool.on_the_way(last):
+                return 0
+        return cursor
 
     def flush(self, state: RequestState, confirmed_tokens: int) -> None:
         """Plan whatever of an ending request is not on the host: its last blocks, blocks whose store failed, and

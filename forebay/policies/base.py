@@ -8,7 +8,7 @@ pinned block or a head before its tail, whatever its order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from forebay.ids import Key
 
@@ -33,10 +33,10 @@ class Policy(ABC):
         """These cached keys were hit; the last of them is the most recent."""
 
     @abstractmethod
-    def candidates(self, count: int) -> list[Key]:
-        """Up to `count` different keys, the first to go first. They stay in the policy: the pool answers with
-        `evict` for those that go and `postpone` for those that must stay, and asks again if it needs more.
-        Returns fewer than `count` only if the policy holds fewer."""
+    def candidates(self) -> Iterator[Key]:
+        """Keys, the first to go first, until none is left or the pool has enough. A key that was yielded has left
+        the order: for each one the pool then says what became of it, with `evict` or `postpone`, before it calls
+        anything else."""
 
     @abstractmethod
     def evict(self, keys: Sequence[Key]) -> None:
@@ -48,8 +48,8 @@ class Policy(ABC):
 
     @abstractmethod
     def postpone(self, keys: Sequence[Key]) -> None:
-        """These candidates must stay. They become the last to go in their queue, in this order. This is not
-        a hit."""
+        """These candidates must stay. They go back as the last of the queue they came from, in this order. This
+        is not a hit."""
 
     @abstractmethod
     def clear(self) -> None:

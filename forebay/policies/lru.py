@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice, repeat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import repeat
 
 from forebay.ids import Key
 from forebay.policies.base import Policy
@@ -23,17 +23,19 @@ class LRU(Policy):
     def touch(self, keys: Iterable[Key]) -> None:
         deque(map(self._order.move_to_end, keys), maxlen=0)
 
-    def candidates(self, count: int) -> list[Key]:
-        return list(islice(self._order, count))
+    def candidates(self) -> Iterator[Key]:
+        order = self._order
+        while order:
+            yield order.popitem(last=False)[0]
 
     def evict(self, keys: Sequence[Key]) -> None:
-        deque(map(self._order.__delitem__, keys), maxlen=0)
+        """Nothing is remembered."""
 
     def remove(self, keys: Sequence[Key]) -> None:
-        self.evict(keys)
+        deque(map(self._order.__delitem__, keys), maxlen=0)
 
     def postpone(self, keys: Sequence[Key]) -> None:
-        self.touch(keys)
+        self.insert(keys)
 
     def clear(self) -> None:
         self._order.clear()
