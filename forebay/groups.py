@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, lcm
+from typing import cast
 
 from forebay.errors import CapacityError, LayoutError
 from forebay.ids import Key, group_suffix
@@ -135,11 +136,13 @@ class KVLayout:
     tokens_per_hash: int
     bytes_per_block: int
     """Bytes of one block on one rank, all its layers."""
+    bytes_per_hash: int = 32
+    """Length of the engine's prefix hashes."""
 
     def __post_init__(self) -> None:
         if not self.groups:
             raise LayoutError("groups", self.groups, "at least one group")
-        _check_sizes(self, "tokens_per_hash", "bytes_per_block")
+        _check_sizes(self, "tokens_per_hash", "bytes_per_block", "bytes_per_hash")
         for number, group in enumerate(self.groups):
             if group.span_tokens % self.tokens_per_hash:
                 spans = f" once multiplied by {group.context_parallel}" if group.context_parallel > 1 else ""
@@ -165,9 +168,13 @@ class KVLayout:
         which covers everything before it."""
         for number, (group, group_keys) in enumerate(zip(self.groups, keys, strict=True)):
             hashes_per_block = group.span_tokens // self.tokens_per_hash
-            first = (len(group_keys) + 1) * hashes_per_block - 1
+            named_by = hashes[(len(group_keys) + 1) * hashes_per_block - 1 :: hashes_per_block]
             suffix = group_suffix(number)
-            group_keys += [Key(prefix + suffix) for prefix in hashes[first::hashes_per_block]]
+            group_keys += cast("list[Key]", [each + suffix for each in named_by] if suffix else named_by)
+
+    def group_of(self, key: Key) -> int:
+        """The number of the group a key belongs to."""
+        return int.from_bytes(key[self.bytes_per_hash :], "big")
 
     def most_held(self, tokens: int, max_batched_tokens: int) -> int:
         return sum(group.most_held(tokens, max_batched_tokens) for group in self.groups)

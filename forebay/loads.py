@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from math import ceil
 
 from forebay.books import Books
-from forebay.ids import BlockId, Key, RequestId
+from forebay.ids import BlockId, Key, RequestId, TransferId
 from forebay.matching import Match, Sources, longest_match
 from forebay.requests import MISS, Answer, Held, Hit, NotYet, RequestState
-from forebay.tally import Tally
-from forebay.transfers import CopyOrder, Direction, Transfer
+from forebay.transfers import Brings, CopyOrder, Direction, Transfer
 
 
 class RefusedLoadError(Exception):
@@ -21,7 +20,7 @@ class RefusedLoadError(Exception):
 class Loads:
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._loading: Tally[Key] = Tally()  # keys that wanted loads are bringing to the device
+        self._wanted: dict[TransferId, Transfer] = {}  # loads that somebody else may wait for
         self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
         self._planned = 0
         self._holding_blocks: list[RequestState] = []  # matches that pinned device blocks in this pass
@@ -83,14 +82,16 @@ class Loads:
         # abort cannot free them under the copy.
         state.held = None
         self._books.device.pin(order.blocks + order.move_to)
-        self._loading.add(keys)
         self._planned += 1
         self._reserved[state.request.id] = max(0, self._demand(state) - sum(map(len, table)))
         stats = self._books.journal.stats
         stats.hit_tokens += tokens
         stats.hit_blocks += order.num_copies
         stats.moved_blocks += len(order.move_to)
-        return self._books.ledger.plan(order, keys, state.request.id)
+        transfer = self._books.ledger.plan(order, keys, state.request.id)
+        transfer.brings = self._brings(state, held.match)
+        self._wanted[transfer.id] = transfer
+        return transfer
 
     def let_go(self, state: RequestState) -> None:
         """Unpin what a match holds, if it holds anything."""
@@ -110,16 +111,16 @@ class Loads:
 
     def stop_waiting_for(self, transfer: Transfer) -> None:
         """The load ended or is not wanted any more: nobody else should wait for its keys."""
-        self._loading.drop(transfer.keys)
+        del self._wanted[transfer.id]
 
     @property
-    def loading(self) -> Tally[Key]:
-        return self._loading
+    def wanted(self) -> Collection[TransferId]:
+        return self._wanted.keys()
 
     def _find(self, state: RequestState, device_tokens: int, limit_tokens: int) -> Match:
         books = self._books
         bridge = books.device if self._may_bridge(state, device_tokens) else None
-        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool.index, bridge)
+        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool, bridge)
 
     def _may_bridge(self, state: RequestState, device_tokens: int) -> bool:
         """Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
@@ -147,8 +148,11 @@ class Loads:
 
     def _is_on_the_way(self, state: RequestState, found: Match) -> bool:
         """Whether a copy that runs now brings what this request needs, to the device or to the host."""
-        if len(self._loading) and not self._loading.isdisjoint(self._keys(state, found)):
-            return True
+        if found.sources:
+            needs = self._brings(state, found)
+            for transfer in self._wanted.values():
+                if any(map(Brings.overlaps, transfer.brings, needs)):
+                    return True
         return any(map(self._books.pool.on_the_way, found.gaps))
 
     def _is_crowded(self, state: RequestState, device_tokens: int) -> bool:
@@ -183,10 +187,8 @@ class Loads:
         books.journal.stats.not_yet_answers += 1
         return waited_s
 
-    def _keys(self, state: RequestState, found: Match) -> chain[Key]:
-        return chain.from_iterable(
-            keys[each.start : each.stop] for keys, each in zip(state.keys, found.sources, strict=False)
-        )
+    def _brings(self, state: RequestState, match: Match) -> list[Brings]:
+        return [Brings(keys, each.start, each.stop) for keys, each in zip(state.keys, match.sources, strict=True)]
 
     def _hold(self, state: RequestState, found: Match, device_tokens: int) -> Held:
         books = self._books

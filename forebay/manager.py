@@ -40,7 +40,6 @@ from forebay.transfers import (
     Report,
     State,
     Transfer,
-    live_keys,
 )
 
 
@@ -293,7 +292,9 @@ class OffloadManager:
 
     def _release(self, transfer: Transfer) -> None:
         books, order = self._books, transfer.order
-        if order.slots:
+        if transfer.direction is Direction.STORE:
+            books.pool.release(order.slots)
+        elif order.slots:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
             books.device.unpin(order.blocks[::-1], in_place=True)
@@ -376,17 +377,19 @@ class OffloadManager:
         it looks at everything."""
         books = self._books
         books.ledger.check()
+        loads = [transfer for transfer in books.ledger if transfer.direction is Direction.LOAD]
+        stores = [transfer for transfer in books.ledger if transfer.direction is Direction.STORE]
         held = [state.held for state in self._requests.values() if state.held is not None]
         pins: Counter[Slot] = Counter()
-        for owner in chain((t.order.slots for t in books.ledger), (h.slots for h in held)):
+        for owner in chain((load.order.slots for load in loads), (match.slots for match in held)):
             pins.update(owner)
         filling: dict[Key, Slot] = {}
-        for transfer in books.ledger:
-            if transfer.wanted and transfer.direction is Direction.STORE:
-                filling.update(zip(transfer.keys, transfer.order.slots, strict=True))
-        books.pool.check(pins, filling)
-        loading = Counter(live_keys(books.ledger, Direction.LOAD))
-        ensure(self._loads.loading.counts() == loading, "keys are waited for that nobody loads")
+        for store in stores:
+            if store.wanted:
+                filling.update(zip(store.keys, store.order.slots, strict=True))
+        books.pool.check(pins, [slot for store in stores for slot in store.order.slots], filling)
+        wanted = {load.id for load in loads if load.wanted}
+        ensure(set(self._loads.wanted) == wanted, "a load is waited for that nobody wants")
         for transfer in books.ledger:
             if transfer.request_id is not None:
                 ensure(transfer.request_id in self._requests, "a load for a request that is gone")

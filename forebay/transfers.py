@@ -15,7 +15,7 @@ reports keeps its memory for ever, and is counted and logged once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -82,12 +82,27 @@ class CopyOrder(NamedTuple):
         return len(self.blocks) + len(self.move_to)
 
 
+class Brings(NamedTuple):
+    """The blocks [start, stop) of a chain of keys."""
+
+    keys: Sequence[Key]
+    start: int
+    stop: int
+
+    def overlaps(self, other: Brings) -> bool:
+        """Whether a block is in both. Keys of a chain are equal up to where two prompts part, so the first
+        position they have in common tells."""
+        first = max(self.start, other.start)
+        return first < min(self.stop, other.stop) and self.keys[first] == other.keys[first]
+
+
 @dataclass(slots=True)
 class Transfer:
     order: CopyOrder
     keys: list[Key]  # keys[i] is in, or on its way to, order.slots[i]
     waiting_on: set[Rank]  # ranks that have not reported
     request_id: RequestId | None = None  # loads: who waits for it; None once nobody does
+    brings: list[Brings] = field(default_factory=list)  # loads: by group, what will be on the device
     keeps_place: bool = False  # lazy stores: the blocks go back to their place in the eviction order
     events: list[Stored] = field(default_factory=list)  # stores: what to announce when done
     state: State = State.PLANNED
@@ -212,13 +227,3 @@ class Ledger:
             ensure(len(order.move_from) == len(order.move_to), "uneven moves")
             started = transfer.submitted_at is not None
             ensure(started is (transfer.state is not State.PLANNED), "state and clock disagree")
-
-
-def live_keys(transfers: Iterable[Transfer], direction: Direction) -> list[Key]:
-    """Keys of transfers whose result is still wanted."""
-    return [
-        key
-        for transfer in transfers
-        if transfer.wanted and transfer.direction is direction
-        for key in transfer.keys
-    ]

@@ -39,7 +39,7 @@ class WatchedEngine(TinyEngine):
     def check(self) -> None:
         super().check()
         self.router.hear(self.manager.take_events())
-        assert self.router.keys == set(self.manager.pool.index)
+        assert self.router.keys == set(self.manager.pool.index())
 
     def _watched_match(self, request: Request, device_tokens: int) -> Answer:
         assert isinstance(request, TinyRequest)

@@ -11,7 +11,7 @@ for a key that comes back from B2 does not apply.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from forebay.errors import ensure
@@ -29,10 +29,10 @@ class ARC(Policy):
         self._out: dict[Key, OrderedDict[Key, None]] = {}  # candidates: where from
         self._once_target = 0.0  # the border: how many slots T1 should have
 
-    def insert(self, keys: Iterable[Key]) -> None:
+    def insert(self, keys: Sequence[Key]) -> None:
         once, again = self._once, self._again
         once_ghost, again_ghost = self._once_ghost, self._again_ghost
-        for key in keys:
+        for key in reversed(keys):
             if key in once_ghost:
                 step = max(1.0, len(again_ghost) / len(once_ghost))
                 self._once_target = min(float(self.capacity), self._once_target + step)
@@ -47,9 +47,9 @@ class ARC(Policy):
                 once[key] = None
         self._trim()
 
-    def touch(self, keys: Iterable[Key]) -> None:
+    def touch(self, keys: Sequence[Key]) -> None:
         once, again = self._once, self._again
-        for key in keys:
+        for key in reversed(keys):
             if key in once:
                 del once[key]
                 again[key] = None
@@ -71,7 +71,7 @@ class ARC(Policy):
         self._trim()
 
     def postpone(self, keys: Sequence[Key]) -> None:
-        for key in keys:
+        for key in reversed(keys):
             self._out.pop(key)[key] = None
 
     def _trim(self) -> None:

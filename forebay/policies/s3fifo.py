@@ -13,7 +13,7 @@ small queue and never push out what is used again. The ghost remembers as many k
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from forebay.errors import ensure
@@ -41,18 +41,18 @@ class S3FIFO(Policy):
     def _ghost_target(self) -> int:
         return max(1, self.capacity - self._small_target)
 
-    def insert(self, keys: Iterable[Key]) -> None:
+    def insert(self, keys: Sequence[Key]) -> None:
         small, main, ghost = self._small, self._main, self._ghost
-        for key in keys:
+        for key in reversed(keys):
             if key in ghost:
                 del ghost[key]
                 main[key] = 0
             else:
                 small[key] = 0
 
-    def touch(self, keys: Iterable[Key]) -> None:
+    def touch(self, keys: Sequence[Key]) -> None:
         small, main = self._small, self._main
-        for key in keys:
+        for key in reversed(keys):
             queue = small if key in small else main
             hits = queue[key]
             if hits < _MAX_HITS:
@@ -85,7 +85,7 @@ class S3FIFO(Policy):
             del ghost[key]
 
     def postpone(self, keys: Sequence[Key]) -> None:
-        for key in keys:
+        for key in reversed(keys):
             queue, hits = self._out.pop(key)
             queue[key] = hits
 

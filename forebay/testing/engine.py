@@ -342,7 +342,7 @@ class TinyEngine:
         self.manager.check()
         self.device.check()
         ensure(+self.manager.device_pins() == +self.device.pins, "device pins without a live owner")
-        self.verify_host(self.manager.pool.index.items())
+        self.verify_host(self.manager.pool.index().items())
 
     def verify_host(self, index: Iterable[tuple[Key, Slot]]) -> None:
         for key, slot in index:
