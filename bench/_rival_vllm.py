@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 from types import SimpleNamespace
-from typing import cast
 
 import torch
 from scheduler_cost import BYTES_PER_BLOCK, SPARE, TOKENS_PER_BLOCK, Laps, Prompt, expect, prefix_hashes
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_block_hash, make_block_hash_with_group_id
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 from vllm.v1.outputs import KVConnectorOutput
@@ -43,14 +42,15 @@ class VllmDevice:
         self.pool.free_blocks(map(self.pool.blocks.__getitem__, blocks))
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
-        # A vLLM key is what a Forebay key is: the hash, then the group in four bytes.
-        every = self.pool.blocks
-        return cast("list[Key | None]", [every[block].block_hash for block in blocks])
+        # vLLM names the group in every key; Forebay leaves it out for the first.
+        hashes = [self.pool.blocks[block].block_hash for block in blocks]
+        return [None if each is None else Key(get_block_hash(each)) for each in hashes]
 
     def find_run(self, keys: Sequence[Key], start: int, stop: int) -> list[BlockId]:
         run: list[BlockId] = []
         for key in keys[start:stop]:
-            block = self.pool.cached_block_hash_to_block.get_one_block(key)
+            named = make_block_hash_with_group_id(BlockHash(key), 0)
+            block = self.pool.cached_block_hash_to_block.get_one_block(named)
             if block is None:
                 break
             run.append(BlockId(block.block_id))

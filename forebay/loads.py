@@ -78,10 +78,9 @@ class Loads:
         except RefusedLoadError:
             self.let_go(state)
             raise
-        # The pins of the match become the transfer's; the blocks to be written are pinned on top, so that an
-        # abort cannot free them under the copy.
+        # The pins of the match become the transfer's. The blocks to be written are the request's own as long as it
+        # waits for them; only if it leaves before the copy ends do they have to be pinned.
         state.held = None
-        self._books.device.pin(order.blocks + order.move_to)
         self._planned += 1
         self._reserved[state.request.id] = max(0, self._demand(state) - sum(map(len, table)))
         stats = self._books.journal.stats

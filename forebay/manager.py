@@ -181,7 +181,7 @@ class OffloadManager:
             self._stores.flush(state, confirmed_tokens)
 
     def preempt(self, request_id: RequestId) -> None:
-        """The engine took the request's blocks away and will start it again, with a new table."""
+        """The engine is about to take the request's blocks away and will start it again, with a new table."""
         state = self._requests.get(request_id)
         if state is not None:
             self._leave(state)
@@ -298,8 +298,8 @@ class OffloadManager:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
             books.device.unpin(order.blocks[::-1], in_place=True)
-        else:
-            books.device.unpin([*order.blocks, *order.move_to, *order.move_from])
+        elif pinned := transfer.pinned_blocks:
+            books.device.unpin(pinned)
 
     def _give_up(self, transfer: Transfer) -> None:
         """Nobody wants the result any more. If the ranks know of it, its memory stays its own until they end."""
@@ -323,11 +323,19 @@ class OffloadManager:
         request_id = state.request.id
         self._loads.runs(request_id)
         for transfer in self._books.ledger.of_request(request_id):
-            transfer.request_id = None
-            if transfer.wanted:
-                self._give_up(transfer)
+            self._orphan(transfer)
         if request_id in self._refused:
             self._refused.remove(request_id)
+
+    def _orphan(self, transfer: Transfer) -> None:
+        """The request that waits for this load leaves, and the engine is about to free its blocks: what the ranks
+        know of goes on writing them, so they are pinned until it ends."""
+        transfer.request_id = None
+        if transfer.state is not State.PLANNED:
+            transfer.orphaned = True
+            self._books.device.pin(transfer.order.blocks + transfer.order.move_to)
+        if transfer.wanted:
+            self._give_up(transfer)
 
     def _recompute(self, request_id: RequestId, outcomes: Outcomes) -> None:
         state = self._requests.get(request_id)
@@ -351,10 +359,9 @@ class OffloadManager:
                 transfer.overdue = True
                 books.journal.overdue(transfer)
         for transfer in late_loads:
-            request_id, transfer.request_id = transfer.request_id, None
-            if transfer.wanted:
-                self._give_up(transfer)
+            request_id = transfer.request_id
             if request_id is not None:
+                self._orphan(transfer)
                 self._recompute(request_id, outcomes)
 
     def _count_admission(self, state: RequestState, device_tokens: int, loaded: int) -> None:
@@ -398,8 +405,7 @@ class OffloadManager:
         """Pins that the device pool should hold for Forebay now. For adapters' tests."""
         pins: Counter[BlockId] = Counter()
         for transfer in self._books.ledger:
-            order = transfer.order
-            pins.update(chain(order.blocks, order.move_to, order.move_from))
+            pins.update(transfer.pinned_blocks)
         for state in self._requests.values():
             if state.held is not None:
                 pins.update(state.held.blocks)

@@ -102,6 +102,7 @@ class Transfer:
     keys: list[Key]  # keys[i] is in, or on its way to, order.slots[i]
     waiting_on: set[Rank]  # ranks that have not reported
     request_id: RequestId | None = None  # loads: who waits for it; None once nobody does
+    orphaned: bool = False  # loads: the request has left; the blocks it would have had are pinned
     brings: list[Brings] = field(default_factory=list)  # loads: by group, what will be on the device
     keeps_place: bool = False  # lazy stores: the blocks go back to their place in the eviction order
     events: list[Stored] = field(default_factory=list)  # stores: what to announce when done
@@ -117,6 +118,16 @@ class Transfer:
     @property
     def direction(self) -> Direction:
         return self.order.direction
+
+    @property
+    def pinned_blocks(self) -> list[BlockId]:
+        """Device blocks that are pinned on behalf of this transfer."""
+        order = self.order
+        if self.direction is Direction.STORE:
+            return order.blocks
+        if self.orphaned:
+            return [*order.move_from, *order.blocks, *order.move_to]
+        return order.move_from
 
     @property
     def is_live(self) -> bool:

@@ -306,8 +306,8 @@ class TinyEngine:
     def _preempt(self, request: TinyRequest) -> None:
         self.preemptions += 1
         self.running.remove(request)
-        self._free(request)
         self.manager.preempt(request.id)
+        self._free(request)
         self.waiting.appendleft(request)
 
     def _end(self, request: TinyRequest) -> None:
