@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from itertools import chain
 from math import ceil
 
@@ -111,6 +111,10 @@ class Loads:
     def stop_waiting_for(self, transfer: Transfer) -> None:
         """The load ended or is not wanted any more: nobody else should wait for its keys."""
         del self._wanted[transfer.id]
+
+    @property
+    def reserving(self) -> Set[RequestId]:
+        return self._reserved.keys()
 
     @property
     def wanted(self) -> Collection[TransferId]:

@@ -15,16 +15,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import NamedTuple
 
+from forebay import audit
 from forebay.books import Books
 from forebay.config import Mode, OffloadConfig
 from forebay.engine import DevicePool, Progress, Request
-from forebay.errors import CapacityError, ConfigError, ensure
+from forebay.errors import CapacityError, ConfigError
 from forebay.events import Event
 from forebay.groups import KVLayout
-from forebay.ids import BlockId, Key, RequestId, Slot
+from forebay.ids import BlockId, RequestId
 from forebay.journal import Journal
 from forebay.loads import Loads, RefusedLoadError
 from forebay.policies import policy_class
@@ -364,15 +364,15 @@ class OffloadManager:
                 self._orphan(transfer)
                 self._recompute(request_id, outcomes)
 
-    def _count_admission(self, state: RequestState, device_tokens: int, loaded: int) -> None:
+    def _count_admission(self, state: RequestState, device_tokens: int, loaded_tokens: int) -> None:
         books = self._books
         state.learn_keys(books.layout)
-        books.journal.stats.lookups += 1
-        missed = max(0, state.request.num_tokens - device_tokens - loaded)
-        books.journal.stats.miss_tokens += missed
+        stats = books.journal.stats
+        stats.lookups += 1
+        stats.miss_tokens += max(0, state.request.num_tokens - device_tokens - loaded_tokens)
         for group, keys in zip(books.layout.groups, state.keys, strict=True):
-            hit_blocks = (device_tokens + loaded) // group.span_tokens
-            books.journal.stats.miss_blocks += len(keys) - min(hit_blocks, len(keys))
+            hit_blocks = (device_tokens + loaded_tokens) // group.span_tokens
+            stats.miss_blocks += max(0, len(keys) - hit_blocks)
             # Also what the engine found on its own device: the hottest prefix must not be the first to leave the
             # host because nobody ever needs to load it.
             books.pool.touch(keys[:hit_blocks])
@@ -382,31 +382,8 @@ class OffloadManager:
     def check(self) -> None:
         """Raise InvariantError unless every pin has a live owner and all books agree. For tests and when idle:
         it looks at everything."""
-        books = self._books
-        books.ledger.check()
-        loads = [transfer for transfer in books.ledger if transfer.direction is Direction.LOAD]
-        stores = [transfer for transfer in books.ledger if transfer.direction is Direction.STORE]
-        held = [state.held for state in self._requests.values() if state.held is not None]
-        pins: Counter[Slot] = Counter()
-        for owner in chain((load.order.slots for load in loads), (match.slots for match in held)):
-            pins.update(owner)
-        filling: dict[Key, Slot] = {}
-        for store in stores:
-            if store.wanted:
-                filling.update(zip(store.keys, store.order.slots, strict=True))
-        books.pool.check(pins, [slot for store in stores for slot in store.order.slots], filling)
-        wanted = {load.id for load in loads if load.wanted}
-        ensure(set(self._loads.wanted) == wanted, "a load is waited for that nobody wants")
-        for transfer in books.ledger:
-            if transfer.request_id is not None:
-                ensure(transfer.request_id in self._requests, "a load for a request that is gone")
+        audit.check(self._books, self._loads, self._requests)
 
     def device_pins(self) -> Counter[BlockId]:
         """Pins that the device pool should hold for Forebay now. For adapters' tests."""
-        pins: Counter[BlockId] = Counter()
-        for transfer in self._books.ledger:
-            pins.update(transfer.pinned_blocks)
-        for state in self._requests.values():
-            if state.held is not None:
-                pins.update(state.held.blocks)
-        return pins
+        return audit.device_pins(self._books, self._requests)

@@ -180,10 +180,11 @@ class HostPool:
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These keys, in chain order, were hit, on the host or on the device: they stay longer."""
-        if self._filling or not all(map(self._slots.__contains__, keys)):
-            keys = [key for key in keys if key in self]
-        if keys:
-            self._policy.touch(keys)
+        there = list(filter(self._slots.__contains__, keys))
+        if self._filling:
+            there = [key for key in there if key in self]
+        if there:
+            self._policy.touch(there)
 
     def forget(self, keys: Sequence[Key], slots: Sequence[Slot]) -> None:
         """These keys must not be found in these slots any more, cached or on the way: a copy failed or is not
