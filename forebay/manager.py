@@ -174,11 +174,12 @@ class OffloadManager:
         state = self._requests.pop(request_id, None)
         if state is None:
             return
-        self._leave(state)
+        waited = self._leave(state)
+        if waited or self._draining:
+            return  # what it waited for has not arrived: nothing in its blocks is what their keys say
         if table is not None and state.table:
             state.table = [list(blocks) for blocks in table]
-        if not self._draining:
-            self._stores.flush(state, confirmed_tokens)
+        self._stores.flush(state, confirmed_tokens)
 
     def preempt(self, request_id: RequestId) -> None:
         """The engine is about to take the request's blocks away and will start it again, with a new table."""
@@ -317,15 +318,18 @@ class OffloadManager:
             books.ledger.abandon(transfer)
             books.journal.stats.abandoned_transfers += 1
 
-    def _leave(self, state: RequestState) -> None:
-        """The request gives up what it holds and what it waits for."""
+    def _leave(self, state: RequestState) -> bool:
+        """The request gives up what it holds and what it waits for. Returns whether it waited for anything."""
         self._loads.let_go(state)
         request_id = state.request.id
         self._loads.runs(request_id)
-        for transfer in self._books.ledger.of_request(request_id):
+        loads = self._books.ledger.of_request(request_id)
+        for transfer in loads:
             self._orphan(transfer)
-        if request_id in self._refused:
-            self._refused.remove(request_id)
+        if request_id not in self._refused:
+            return bool(loads)
+        self._refused.remove(request_id)
+        return True
 
     def _orphan(self, transfer: Transfer) -> None:
         """The request that waits for this load leaves, and the engine is about to free its blocks: what the ranks

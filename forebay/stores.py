@@ -8,6 +8,7 @@ that ends: eager what is left of it, lazy only if the device might reuse it befo
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from typing import cast
 
 from forebay.books import Books
 from forebay.config import Mode
@@ -72,19 +73,20 @@ class Stores:
         books = self._books
         on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
         blocks, keys = books.device.next_evictions(max(0, self._target - on_the_way))
-        waiting: dict[Key, BlockId] = {}
-        for block, key in zip(blocks, keys, strict=True):
-            if key is not None:
-                waiting.setdefault(key, block)
-        wanted = list(waiting)
+        # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
+        # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
+        waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
+        waiting.pop(None, None)
+        wanted = cast("list[Key]", list(waiting))
         todo = books.pool.missing(wanted)
         if on_the_way:
             # The bus is behind. Pinned blocks are blocks the engine cannot take: leave it half of the rest.
-            todo = todo[: len(blocks) // 2]
+            todo = todo[max(0, len(todo) - len(blocks) // 2) :]
+        if not todo:
+            return
         keep = {above for i in todo if (above := self._ancestry.parent(wanted[i])) is not None}
         room = self._room_for(len(todo), keep)
-        # The device evicts tails before heads; stores are committed in chain order, heads first.
-        for chain in self._chains([wanted[i] for i in reversed(todo[:room])]):
+        for chain in self._chains([wanted[i] for i in todo[len(todo) - room :]]):
             above = self._ancestry.parent(chain[0])
             transfer = self._reserve(chain, above, [waiting[key] for key in chain], chained=True, keeps_place=True)
             if books.journal.events_on:

@@ -73,6 +73,28 @@ def test_an_aborted_load_does_not_write_into_blocks_of_the_next_request() -> Non
     assert follower.generated == 2
 
 
+@pytest.mark.parametrize("when", ["planned", "copying"])
+def test_an_aborted_load_never_stores_the_blocks_it_did_not_fill(when: str) -> None:
+    """Engines count tokens of a load as computed before they have arrived."""
+    desk = Desk()
+    whole = desk.store(prompt(32))
+    keys: list[list[Key]] = [[]]
+    desk.layout.extend_keys(keys, whole.hashes)
+    pool = desk.manager.pool
+    pool.forget(keys[0][4:], [pool.index()[key] for key in keys[0][4:]])  # those would be moved within the device
+    for block in desk.device.find_run(keys[0], 0, 4):
+        desk.device.uncache(block)
+    request = desk.request(prompt(33))
+    assert tokens_of(desk.manager.match(request, 0)) == 32
+    table = desk.blocks_for(33)
+    desk.manager.allocated(request, table, 0, 32)
+    loads = desk.step().loads if when == "copying" else []
+    desk.end(request, table, confirmed=32)
+    assert desk.step().stores == []
+    desk.report(*loads)
+    assert pool.cached == 4
+
+
 def test_the_layout_fingerprint_tells_any_two_layouts_apart() -> None:
     """Bytes read under another layout after an upgrade (LMCache #4463, sglang #39830)."""
     layouts = [
