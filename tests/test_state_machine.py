@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from forebay import ChunkedLocal, Direction, FullAttention, KVLayout, Mode, OffloadConfig, Recurrent, SlidingWindow
 from forebay.testing import Faults, TinyRequest
-from tests.watched import WatchedEngine
+from tests.watched import STEPS, WatchedEngine
 
 LAYOUTS = {
     "full": KVLayout((FullAttention(4),), 4, 16, 16),
@@ -50,6 +50,7 @@ FAULTS = st.builds(
     only=st.sampled_from([None, *Direction, Direction.LOAD]),
     hold=st.sampled_from([False, False, True]),
     delay_polls=st.integers(0, 4),
+    fail_nth=st.sampled_from([set(), set(), {1, 2}, {5, 7, 9}]),
     fail_chance=st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]),
     drop_chance=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
     duplicate=st.booleans(),
@@ -230,8 +231,13 @@ class Traffic(RuleBasedStateMachine):
 
 
 _LONG = os.environ.get("FOREBAY_PROFILE") == "long"
+_MIN_STEPS = 1_000_000 if _LONG else 20_000
 
-Traffic.TestCase.settings = settings(
-    max_examples=int(os.environ.get("FOREBAY_EXAMPLES", "200")), stateful_step_count=60
-)
-TestTraffic = Traffic.TestCase
+Traffic.TestCase.settings = settings(max_examples=25_000 if _LONG else 600, stateful_step_count=60)
+
+
+class TestTraffic(Traffic.TestCase):  # type: ignore[misc, name-defined]
+    def runTest(self) -> None:  # noqa: N802  the name unittest gives it
+        before = STEPS.total
+        super().runTest()
+        assert STEPS.total - before >= _MIN_STEPS, "too little was tried for a green result to mean anything"

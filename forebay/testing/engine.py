@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import ceil
 from random import Random
+from zlib import crc32
 
 from forebay.config import OffloadConfig
 from forebay.engine import Progress
@@ -272,7 +273,7 @@ class TinyEngine:
                         copier.device.write(blocks[i], self.content(keys[i], copier.rank))
                     self.device.cache(blocks[i], keys[i])
             if after == request.num_tokens:
-                request.append(hash((request.salt, *request.tokens)) % 50_000)
+                request.append(crc32(repr(request.tokens).encode(), crc32(request.salt)) % 50_000)
             if request.generated >= request.max_new_tokens:
                 self.running.remove(request)
                 self._end(request)
