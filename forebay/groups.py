@@ -176,9 +176,6 @@ class KVLayout:
         """The number of the group a key belongs to."""
         return int.from_bytes(key[self.bytes_per_hash :], "big")
 
-    def most_held(self, tokens: int, max_batched_tokens: int) -> int:
-        return sum(group.most_held(tokens, max_batched_tokens) for group in self.groups)
-
     def lazy_target_blocks(self, max_batched_tokens: int) -> int:
         """How far from the head of the device's eviction order lazy stores keep blocks safe: twice what the
         engine may take in a step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from itertools import chain
 from math import ceil
 
@@ -20,6 +20,7 @@ class RefusedLoadError(Exception):
 class Loads:
     def __init__(self, books: Books) -> None:
         self._books = books
+        self._groups = books.layout.groups
         self._wanted: dict[TransferId, Transfer] = {}  # loads that somebody else may wait for
         self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
         self._planned = 0
@@ -82,7 +83,8 @@ class Loads:
         # waits for them; only if it leaves before the copy ends do they have to be pinned.
         state.held = None
         self._planned += 1
-        self._reserved[state.request.id] = max(0, self._demand(state) - sum(map(len, table)))
+        null = self._books.device.null_block
+        self._reserved[state.request.id] = self._lacks(state, (len(each) - each.count(null) for each in table))
         stats = self._books.journal.stats
         stats.hit_tokens += tokens
         stats.hit_blocks += order.num_copies
@@ -129,7 +131,7 @@ class Loads:
         """Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
         the request itself, or it would wait for blocks that are held on its own behalf."""
         missing_tokens = state.request.num_tokens - device_tokens
-        wanted = sum(ceil(missing_tokens / group.span_tokens) for group in self._books.layout.groups)
+        wanted = sum(ceil(missing_tokens / group.span_tokens) for group in self._groups)
         return self._books.device.num_free >= 2 * wanted
 
     def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
@@ -161,14 +163,15 @@ class Loads:
     def _is_crowded(self, state: RequestState, device_tokens: int) -> bool:
         """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
         that were promised a load must fit until they run; a single one is always let in."""
-        books = self._books
         if not self._reserved:
             return False
-        demand = self._demand(state) - device_tokens // books.layout.alignment_tokens
-        return books.device.num_free < demand + sum(self._reserved.values())
+        has = [device_tokens // group.span_tokens if group.needs_whole_prefix else 0 for group in self._groups]
+        return self._books.device.num_free < self._lacks(state, has) + sum(self._reserved.values())
 
-    def _demand(self, state: RequestState) -> int:
-        return self._books.layout.most_held(state.request.num_tokens, self._books.max_batched_tokens)
+    def _lacks(self, state: RequestState, has: Iterable[int]) -> int:
+        """Blocks that the request will still ask for to compute its prompt, if it has so many in each group."""
+        tokens, batch = state.request.num_tokens, self._books.max_batched_tokens
+        return sum(max(0, group.most_held(tokens, batch) - n) for group, n in zip(self._groups, has, strict=True))
 
     def runs(self, request_id: RequestId) -> None:
         """The request has its blocks, or needs none any more."""
