@@ -1,0 +1,58 @@
+# Every target sets up .venv by itself. Another Python: PYTHON=python3.12 make test
+PYTHON ?= python3
+# The state machine runs about 52 engine steps per example: 21,000 examples are more than a million steps.
+LONG_EXAMPLES ?= 21000
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help demo test test-long bench lint clean
+
+help: ## show this list
+	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+demo: .venv/.ready ## a chat larger than the device pool: without offload, eager, lazy (seconds, no GPU)
+	@echo "==> demo"
+	@$(BIN)/python -m forebay.demo
+
+test: lint ## lint, types and all tests (about a minute)
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest
+
+test-long: .venv/.ready ## more than a million engine steps under random traffic and faults (ten minutes and more)
+	@echo "==> state machine, $(LONG_EXAMPLES) examples; quiet until the end"
+	@FOREBAY_PROFILE=long FOREBAY_EXAMPLES=$(LONG_EXAMPLES) \
+		$(BIN)/python -m pytest tests/test_state_machine.py --timeout=0
+
+bench: .venv/.ready ## what a block costs the scheduler
+	@echo "==> bench/scheduler_cost.py"
+	@$(BIN)/python bench/scheduler_cost.py
+
+lint: .venv/.ready ## ruff and mypy
+	@echo "==> ruff check"
+	@$(BIN)/ruff check .
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+clean: ## remove .venv, caches and build output
+	@echo "==> removing .venv, caches and build output"
+	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.ready: pyproject.toml
+	@found=$$($(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null || true); \
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		echo "Forebay needs Python 3.11 or newer; $(PYTHON) is $${found:-not there} (try: PYTHON=python3.12 make)" >&2; \
+		exit 1; \
+	fi; \
+	echo "==> setting up .venv with Python $$found"
+	@$(PYTHON) -m venv .venv
+	@echo "==> installing forebay and its development tools"
+	@$(BIN)/python -m pip install -e '.[dev]' | grep --line-buffered -E '^(Collecting|Successfully)'
+	@touch $@
