@@ -57,9 +57,9 @@ class DevicePool(Protocol):
         """Keep these blocks, which are distinct, from being reused until unpin()."""
 
     def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> None:
-        """Let go. A block that nobody uses any more becomes the last in the eviction order; with `in_place`, one
-        that was waiting for eviction when it was pinned and that nobody used since goes back to the head of the
-        order, in the order given."""
+        """Let go. A block that nobody uses any more becomes the last in the eviction order. With `in_place`, one
+        that was waiting for eviction when it was pinned, and that nobody used since, goes back to where it was:
+        behind the blocks that stood before it and before those that stood behind it."""
 
     def keys_of(self, blocks: Sequence[BlockId]) -> Sequence[Key | None]:
         """The key under which the engine caches each block now; None for null blocks and blocks without one."""

@@ -10,6 +10,7 @@ from forebay.books import Books
 from forebay.ids import BlockId, Key, RequestId, TransferId
 from forebay.matching import Match, Sources, longest_match
 from forebay.requests import MISS, Answer, Held, Hit, NotYet, RequestState
+from forebay.stores import Stores
 from forebay.transfers import Brings, CopyOrder, Direction, Transfer
 
 
@@ -18,8 +19,9 @@ class RefusedLoadError(Exception):
 
 
 class Loads:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, stores: Stores) -> None:
         self._books = books
+        self._stores = stores
         self._groups = books.layout.groups
         self._wanted: dict[TransferId, Transfer] = {}  # loads that somebody else may wait for
         self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
@@ -42,8 +44,9 @@ class Loads:
         found = self._find(state, device_tokens, state.request.num_tokens - 1)
         if found.tokens < max(1, books.config.min_load_tokens):
             found = Match(0, [], found.gaps)
-        crowded = found.num_copies > 0 and self._is_crowded(state, device_tokens)
-        if crowded or self._is_on_the_way(state, found):
+        copies = found.num_copies
+        crowded = copies > 0 and self._is_crowded(state, device_tokens)
+        if crowded or self._is_on_the_way(state, found) or (copies and not self._stores.can_take(copies)):
             waited_s = self._waits(state)
             if waited_s is not None:
                 return NotYet(waited_s)

@@ -93,8 +93,8 @@ class OffloadManager:
             clock=clock,
             max_batched_tokens=max_batched_tokens,
         )
-        self._loads = Loads(self._books)
         self._stores = Stores(self._books, layout.lazy_target_blocks(max_batched_tokens))
+        self._loads = Loads(self._books, self._stores)
         self._requests: dict[RequestId, RequestState] = {}
         self._planned_loads: list[Transfer] = []
         self._refused: list[RequestId] = []  # loads that could not be planned, to be reported as failed
@@ -145,6 +145,7 @@ class OffloadManager:
             return True
         if not state.table:
             self._count_admission(state, device_tokens, loaded_tokens)
+            self._stores.taken(sum(map(len, table)))
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
         if not loaded_tokens:
@@ -186,6 +187,8 @@ class OffloadManager:
         state = self._requests.get(request_id)
         if state is not None:
             self._leave(state)
+            if not state.stores:
+                self._stores.refuse(state)
             state.clear_table()
 
     # --- steps -------------------------------------------------------------------------------------
@@ -201,7 +204,9 @@ class OffloadManager:
                 if new_blocks is not None and state.table:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         blocks.extend(added)
-                if self._books.config.mode is Mode.EAGER:
+                if not state.stores:
+                    self._stores.refuse(state)
+                elif self._books.config.mode is Mode.EAGER:
                     self._stores.advance(state, confirmed_tokens)
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
@@ -250,6 +255,7 @@ class OffloadManager:
             self._loads.let_go(state)
             if state.table:
                 state.stores = False
+                self._stores.refuse(state)
         for transfer in list(books.ledger):
             if transfer.wanted:
                 self._give_up(transfer)
@@ -299,6 +305,7 @@ class OffloadManager:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
             books.device.unpin(order.blocks[::-1], in_place=True)
+            self._stores.returned(transfer)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
 

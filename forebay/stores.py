@@ -7,7 +7,8 @@ that ends: eager what is left of it, lazy only if the device might reuse it befo
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from math import ceil
 from typing import cast
 
 from forebay.books import Books
@@ -23,7 +24,13 @@ class Stores:
         self._books = books
         self._target = lazy_target
         self._open: dict[bool, Transfer] = {}  # planned this step and still growing, by keeps_place
+        # Lazy mode only:
         self._ancestry = Ancestry(2 * books.device.num_blocks)
+        self._refused: set[Key] = set()  # keys on the device that must not be kept, though their request is gone
+        self._ahead = 0  # blocks that the device may take, in its order, without losing anything
+        self._asked = 0  # blocks that loads have asked for since the last walk
+        self._load_demand = 0  # the most that they asked for between two walks, of late
+        self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> None:
         """Plan the blocks of a running request that have become storable."""
@@ -54,42 +61,95 @@ class Stores:
         """Plan whatever of an ending request is not on the host: its last blocks, blocks whose store failed, and
         blocks that left the host while it ran. Its blocks are still its own; from here on the pins keep them."""
         books = self._books
-        if not state.stores or not state.table:
+        if not state.stores:
+            self.refuse(state)
+            return
+        if not state.table:
             return
         state.learn_keys(books.layout)
         if books.config.mode is Mode.LAZY:
+            self._refused.difference_update(*state.keys)  # somebody who may be kept has the same content
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
-            if books.device.num_free >= self._target:
+            if books.device.num_free >= self._target + self._load_demand:
                 return  # the walk over the eviction order comes to them in time
         for number in range(len(books.layout.groups)):
             ready = self._num_ready(state, number, confirmed_tokens)
             if ready:
                 self._store(state, number, 0, ready)
 
+    def refuse(self, state: RequestState) -> None:
+        """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
+        requests and need no reminder; lazy ones look at blocks."""
+        books = self._books
+        if books.config.mode is not Mode.LAZY:
+            return
+        state.learn_keys(books.layout)
+        for number, keys in enumerate(state.keys):
+            told = state.cursors[number] if state.cursors else 0
+            self._refused.update(keys[told:])
+        state.cursors = [len(keys) for keys in state.keys]
+        if len(self._refused) > 2 * books.device.num_blocks:
+            self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
+
+    def can_take(self, count: int) -> bool:
+        """Whether a load may take `count` blocks from the device's order. False if that would lose blocks that can
+        be safe in a moment: steps take only what they compute, but a load takes as much as it brings."""
+        books = self._books
+        if books.config.mode is not Mode.LAZY:
+            return True
+        self._asked += count
+        if self._ahead >= min(books.device.num_free, count + self._target):
+            return True
+        soon = self._walk_is_due or self._asked > self._load_demand or any(t.keeps_place for t in books.ledger)
+        return not soon
+
+    def taken(self, count: int) -> None:
+        """A request was admitted and has taken up to so many blocks from the head of the order."""
+        self._ahead = max(0, self._ahead - count)
+        self._walk_is_due = True
+
+    def returned(self, transfer: Transfer) -> None:
+        """The blocks of a lazy store are back at the head of the order: safe, or not if it failed."""
+        self._ahead = self._ahead + len(transfer.order.blocks) if transfer.state is State.DONE else 0
+
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches."""
         books = self._books
+        self._load_demand = max(self._asked, self._load_demand - ceil(self._load_demand / 64))  # it fades
+        target = self._target + self._load_demand
         on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
-        blocks, keys = books.device.next_evictions(max(0, self._target - on_the_way))
+        blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
         waiting.pop(None, None)
         wanted = cast("list[Key]", list(waiting))
         todo = books.pool.missing(wanted)
+        if self._refused:
+            todo = [i for i in todo if wanted[i] not in self._refused]
+        unsafe = len(todo)
         if on_the_way:
             # The bus is behind. Pinned blocks are blocks the engine cannot take: leave it half of the rest.
             todo = todo[max(0, len(todo) - len(blocks) // 2) :]
-        if not todo:
-            return
+        if todo:
+            self._store_evictions(wanted, waiting, todo)
+        self._ahead = len(blocks) - unsafe
+        self._asked = 0
+        self._walk_is_due = False
+
+    def _store_evictions(
+        self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]
+    ) -> None:
+        """Plan as many as there is room for, those that go first before the others."""
         keep = {above for i in todo if (above := self._ancestry.parent(wanted[i])) is not None}
         room = self._room_for(len(todo), keep)
-        for chain in self._chains([wanted[i] for i in todo[len(todo) - room :]]):
+        todo = todo[len(todo) - room :]
+        for chain in self._chains([wanted[i] for i in todo]):
             above = self._ancestry.parent(chain[0])
-            transfer = self._reserve(chain, above, [waiting[key] for key in chain], chained=True, keeps_place=True)
-            if books.journal.events_on:
+            transfer = self._reserve(chain, above, [blocks[key] for key in chain], chained=True, keeps_place=True)
+            if self._books.journal.events_on:
                 transfer.events += self._lazy_events(chain, above)
 
     def _chains(self, keys: Sequence[Key]) -> Iterator[list[Key]]:

@@ -284,6 +284,48 @@ def test_lazy_loses_nothing_while_there_is_room_and_time() -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize("max_batched_tokens", [8, 64])
+def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batched_tokens: int) -> None:
+    engine = make_engine(
+        mode=Mode.LAZY,
+        num_blocks=80,
+        slots=2000,
+        max_batched_tokens=max_batched_tokens,
+        wait_deadline_s=100.0,
+        max_running=3,
+    )
+    sessions = [prompt(40, family) for family in range(12)]
+    for turn in range(4):
+        for number, tokens in enumerate(sessions):
+            request = engine.submit(tokens, 3)
+            sessions[number] = tokens if turn == 3 else request.tokens
+        engine.run()
+        sessions = [[*tokens, *range(turn, turn + 5)] for tokens in sessions]
+    assert engine.manager.stats.loaded_blocks > 150
+    lost = [key for key in engine.device.evicted if key not in engine.manager.pool and key not in engine.device]
+    assert lost == []
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_must_not_be_kept_is_never_stored_also_when_only_its_blocks_are_left(mode: Mode) -> None:
+    engine = make_engine(mode=mode, num_blocks=30, slots=500, max_batched_tokens=16)
+    secret = engine.submit(prompt(32, 99), 4, may_store=False)
+    for family in range(20):
+        engine.submit(prompt(24, family), 2)
+    engine.run()
+    keys: list[list[Key]] = [[]]
+    engine.layout.extend_keys(keys, secret.hashes)
+    computed = keys[0][:8]
+    assert all(key in engine.device.evicted for key in computed)
+    assert not any(key in engine.manager.pool for key in computed)
+    public = engine.submit(prompt(32, 99), 4)
+    for family in range(20, 40):
+        engine.submit(prompt(24, family), 2)
+    engine.run()
+    assert public.tokens == secret.tokens
+    assert all(key in engine.manager.pool for key in computed), "somebody who may be kept computed the same"
+
+
 def full_of_evictable_blocks(**settings: int) -> Desk:
     """A lazy desk whose device holds nothing but cached blocks that nobody uses."""
     desk = Desk(mode=Mode.LAZY, **settings)
@@ -303,6 +345,16 @@ def test_a_lazy_store_leaves_the_blocks_place_in_the_eviction_order_alone() -> N
     desk.report(store)
     assert desk.device.next_evictions(100)[0] == before
     assert desk.step().stores == [], "the head of the queue is safe"
+
+
+def test_blocks_stored_from_between_others_go_back_between_them() -> None:
+    desk = full_of_evictable_blocks(num_blocks=41, max_batched_tokens=16)
+    desk.store(prompt(16, 0))  # the same content as the first four blocks: those need no store any more
+    before = desk.device.next_evictions(100)[0]
+    while stores := desk.step().stores:
+        desk.report(*stores)
+    assert desk.manager.pool.cached > 4
+    assert desk.device.next_evictions(100)[0] == before
 
 
 def test_a_block_used_while_it_is_stored_does_not_go_back_to_the_head() -> None:
@@ -428,15 +480,20 @@ def test_reset_is_one_call_and_safe_with_copies_in_flight() -> None:
     assert engine.manager.pool.filling == 0
 
 
-def test_after_a_reset_a_running_request_stores_nothing_that_rests_on_the_past() -> None:
-    engine = make_engine()
+@pytest.mark.parametrize("mode", Mode)
+def test_after_a_reset_a_running_request_stores_nothing_that_rests_on_the_past(mode: Mode) -> None:
+    engine = make_engine(mode=mode, num_blocks=24, slots=500, max_batched_tokens=16)
     running = engine.submit(prompt(16), 40)
     for _ in range(4):
         engine.step()
     engine.manager.reset()
     engine.run()
     assert running.generated == 40
-    assert engine.manager.pool.cached == 0
+    for family in range(1, 12):
+        served(engine, prompt(24, family))
+    keys: list[list[Key]] = [[]]
+    engine.layout.extend_keys(keys, running.hashes)
+    assert not any(key in engine.manager.pool for key in keys[0])
 
 
 def test_finish_never_delays_the_engines_own_free() -> None:

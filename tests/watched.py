@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from forebay import Answer, Hit, NotYet, OffloadConfig
+from forebay import Answer, Hit, Mode, NotYet, OffloadConfig
 from forebay.engine import Request
 from forebay.groups import KVLayout
 from forebay.ids import RequestId
@@ -48,8 +48,9 @@ class WatchedEngine(TinyEngine):
         gave_up = self.manager.stats.waits_given_up
         answer = self._ask(request, device_tokens)
         if isinstance(answer, NotYet):
-            # Only for a copy that is on its way or has just ended, and never longer than the deadline.
-            assert self.manager.has_pending_work() or self.loaded
+            # Only for a copy that is on its way, has just ended or is about to be planned.
+            lazy = self.manager._books.config.mode is Mode.LAZY
+            assert lazy or self.manager.has_pending_work() or self.loaded
             since = self.not_yet_since.setdefault(request.id, self.clock.now)
             assert self.clock.now - since < self.manager._books.config.wait_deadline_s
         else:

@@ -26,6 +26,8 @@ class TinyDevicePool:
         self._keys: list[Key | None] = [None] * num_blocks
         self._blocks: dict[Key, dict[BlockId, None]] = {}  # a key may be in several blocks
         self._queue: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
+        self._turn = {block: int(block) for block in self._queue}  # place in the queue, also while pinned
+        self._last_turn = num_blocks
         self._place: set[BlockId] = set()  # taken from the queue by a pin, and used by nobody since
         self.pins: Counter[BlockId] = Counter()  # Forebay's share of the references
         self.evicted: list[Key] = []  # keys lost because their last block was taken
@@ -48,10 +50,11 @@ class TinyDevicePool:
         ensure(min(self.pins.values(), default=0) >= 0, "a block is unpinned that was not pinned")
         self.pins += Counter()  # forget zeros
         returning = [block for block in blocks if in_place and block in self._place and self._refs[block] == 1]
-        self._drop_refs(block for block in blocks if block not in returning)
-        self._drop_refs(returning)
-        for block in reversed(returning):
-            self._queue.move_to_end(block, last=False)
+        turns = {block: self._turn[block] for block in returning}
+        self._drop_refs(blocks)
+        if turns:
+            self._turn |= turns
+            self._queue = OrderedDict.fromkeys(sorted(self._queue, key=self._turn.__getitem__))
         self._place.difference_update(block for block in blocks if block not in self.pins)
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
@@ -129,10 +132,15 @@ class TinyDevicePool:
             self._refs[block] -= 1
             if not self._refs[block]:
                 self._queue[block] = None
-                if self._keys[block] is None:
-                    self._queue.move_to_end(block, last=False)  # nothing to keep: take it next
+                self._last_turn += 1
+                self._turn[block] = self._last_turn
+                if self._keys[block] is None:  # nothing to keep: take it next
+                    self._queue.move_to_end(block, last=False)
+                    self._turn[block] = -self._last_turn
 
     def check(self) -> None:
         free = {block for block in range(1, self.num_blocks) if not self._refs[block]}
         ensure(free == set(self._queue), "the free queue and the reference counts disagree")
+        turns = [self._turn[block] for block in self._queue]
+        ensure(turns == sorted(turns), "a block is out of turn")
         ensure(all(count <= self._refs[block] for block, count in self.pins.items()), "a pin without a reference")
