@@ -166,6 +166,10 @@ class KVLayout:
     def extend_keys(self, keys: Sequence[list[Key]], hashes: Sequence[bytes]) -> None:
         """Append the keys that new hashes complete. A block that spans several hashes is named by its last,
         which covers everything before it."""
+        if hashes and len(hashes[0]) != self.bytes_per_hash:
+            raise LayoutError(
+                "bytes_per_hash", self.bytes_per_hash, f"{len(hashes[0])}, as the engine's hashes have"
+            )
         for number, (group, group_keys) in enumerate(zip(self.groups, keys, strict=True)):
             hashes_per_block = group.span_tokens // self.tokens_per_hash
             named_by = hashes[(len(group_keys) + 1) * hashes_per_block - 1 :: hashes_per_block]

@@ -26,7 +26,7 @@ from forebay import (
 from forebay.testing import Faults, ManualClock, TinyDevicePool, TinyRequest
 from tests.watched import WatchedEngine
 
-FULL = KVLayout((FullAttention(4),), tokens_per_hash=4, bytes_per_block=16, bytes_per_hash=16)
+FULL = KVLayout((FullAttention(4),), tokens_per_hash=4, bytes_per_block=16)
 
 
 def config(slots: int = 64, **settings: Any) -> OffloadConfig:

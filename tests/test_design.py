@@ -106,7 +106,7 @@ def test_engine_accepts_nothing_of_what_was_offered() -> None:
 
 
 def test_accepting_a_length_that_a_recurrent_state_does_not_have_is_recomputed_not_garbled() -> None:
-    layout = KVLayout((FullAttention(4), Recurrent(4)), 4, 16, 16)
+    layout = KVLayout((FullAttention(4), Recurrent(4)), 4, 16)
     desk = Desk(layout)
     whole = desk.request(prompt(24))
     table = desk.compute(whole)
@@ -143,40 +143,40 @@ def test_full_attention_needs_the_whole_prefix() -> None:
 
 
 def test_a_sliding_window_loads_only_what_it_still_sees() -> None:
-    again, loaded = hybrid_hit(KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=9)), 4, 16, 16))
+    again, loaded = hybrid_hit(KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=9)), 4, 16))
     assert (again.cached_tokens, loaded) == (32, 8 + 2)
 
 
 def test_a_recurrent_group_loads_only_its_last_state() -> None:
-    again, loaded = hybrid_hit(KVLayout((FullAttention(4), Recurrent(4)), 4, 16, 16))
+    again, loaded = hybrid_hit(KVLayout((FullAttention(4), Recurrent(4)), 4, 16))
     assert (again.cached_tokens, loaded) == (32, 8 + 1)
 
 
 def test_chunked_local_attention_loads_only_its_current_chunk() -> None:
-    again, loaded = hybrid_hit(KVLayout((FullAttention(4), ChunkedLocal(4, chunk_tokens=24)), 4, 16, 16))
+    again, loaded = hybrid_hit(KVLayout((FullAttention(4), ChunkedLocal(4, chunk_tokens=24)), 4, 16))
     assert (again.cached_tokens, loaded) == (32, 8 + 2)
 
 
 def test_groups_with_different_block_sizes_end_their_hit_on_the_largest() -> None:
-    layout = KVLayout((SlidingWindow(8, window_tokens=16), FullAttention(4)), 4, 16, 16)
+    layout = KVLayout((SlidingWindow(8, window_tokens=16), FullAttention(4)), 4, 16)
     again, loaded = hybrid_hit(layout, tokens=31)  # 28 would suit the full group, not the window's blocks of 8
     assert (again.cached_tokens, loaded) == (24, 2 + 6)
 
 
 def test_no_group_has_to_be_full_attention() -> None:
-    again, loaded = hybrid_hit(KVLayout((SlidingWindow(4, window_tokens=8), Recurrent(8)), 4, 16, 16))
+    again, loaded = hybrid_hit(KVLayout((SlidingWindow(4, window_tokens=8), Recurrent(8)), 4, 16))
     assert (again.cached_tokens, loaded) == (32, 2 + 1)
 
 
 def test_a_hit_that_needs_no_bytes_needs_no_load() -> None:
-    desk = Desk(KVLayout((ChunkedLocal(4, chunk_tokens=8),), 4, 16, 16))
+    desk = Desk(KVLayout((ChunkedLocal(4, chunk_tokens=8),), 4, 16))
     request = desk.request(prompt(20))
     assert desk.manager.match(request, 0) == Hit(16, needs_load=False)  # a new chunk begins at 16
     assert not desk.manager.allocated(request, desk.blocks_for(20), 0, 16)
 
 
 def test_null_blocks_are_never_copied() -> None:
-    layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=6)), 4, 16, 16)
+    layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=6)), 4, 16)
     engine = make_engine(layout, num_blocks=128)
     seen: list[int] = []
     for copier in engine.copiers:
@@ -190,12 +190,12 @@ def test_null_blocks_are_never_copied() -> None:
 
 
 def test_context_parallel_blocks_span_more_tokens() -> None:
-    again, loaded = hybrid_hit(KVLayout((FullAttention(2, context_parallel=4),), 4, 16, 16))
+    again, loaded = hybrid_hit(KVLayout((FullAttention(2, context_parallel=4),), 4, 16))
     assert (again.cached_tokens, loaded) == (32, 4)
 
 
 def test_a_drafter_wants_one_block_more_than_the_hit() -> None:
-    desk = Desk(KVLayout((FullAttention(4, drafter=True),), 4, 16, 16))
+    desk = Desk(KVLayout((FullAttention(4, drafter=True),), 4, 16))
     desk.store(prompt(16))
     lose_device_of(desk)
     assert tokens_of(desk.manager.match(desk.request(prompt(24)), 0)) == 12  # block 3 matches and is dropped
@@ -231,7 +231,7 @@ def test_tokens_that_are_only_placeholders_are_not_stored() -> None:
 
 
 def test_every_group_keeps_its_own_progress() -> None:
-    desk = Desk(KVLayout((FullAttention(4), FullAttention(8)), 4, 16, 16))
+    desk = Desk(KVLayout((FullAttention(4), FullAttention(8)), 4, 16))
     request = desk.request(prompt(24))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)

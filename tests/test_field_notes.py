@@ -99,21 +99,21 @@ def test_the_layout_fingerprint_tells_any_two_layouts_apart() -> None:
     """Bytes read under another layout after an upgrade (LMCache #4463, sglang #39830)."""
     layouts = [
         FULL,
-        KVLayout((FullAttention(8),), 4, 16, 16),
-        KVLayout((FullAttention(4),), 2, 16, 16),
-        KVLayout((FullAttention(4),), 4, 32, 16),
-        KVLayout((FullAttention(4), FullAttention(4)), 4, 16, 16),
-        KVLayout((SlidingWindow(4, window_tokens=8),), 4, 16, 16),
-        KVLayout((SlidingWindow(4, window_tokens=12),), 4, 16, 16),
-        KVLayout((FullAttention(2, context_parallel=2),), 4, 16, 16),
+        KVLayout((FullAttention(8),), 4, 16),
+        KVLayout((FullAttention(4),), 2, 16),
+        KVLayout((FullAttention(4),), 4, 32),
+        KVLayout((FullAttention(4), FullAttention(4)), 4, 16),
+        KVLayout((SlidingWindow(4, window_tokens=8),), 4, 16),
+        KVLayout((SlidingWindow(4, window_tokens=12),), 4, 16),
+        KVLayout((FullAttention(2, context_parallel=2),), 4, 16),
     ]
     assert len({layout.fingerprint for layout in layouts}) == len(layouts)
-    assert FULL.fingerprint == KVLayout((FullAttention(4),), 4, 16, 16).fingerprint
+    assert FULL.fingerprint == KVLayout((FullAttention(4),), 4, 16).fingerprint
 
 
 def test_a_recurrent_state_is_restored_with_the_prefix_or_not_at_all() -> None:
     """State not restored (LMCache #2845), or taken from another boundary (#44599)."""
-    layout = KVLayout((FullAttention(4), Recurrent(8)), 4, 16, 16)
+    layout = KVLayout((FullAttention(4), Recurrent(8)), 4, 16)
     desk = Desk(layout)
     whole = desk.request(prompt(40))
     table = desk.compute(whole)
@@ -133,7 +133,7 @@ def test_a_recurrent_state_is_restored_with_the_prefix_or_not_at_all() -> None:
 
 def test_a_window_is_never_filled_with_blocks_it_has_left() -> None:
     """Stale window (#42959): a table entry that now belongs to somebody else is not stored under the old key."""
-    layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=6)), 4, 16, 16)
+    layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=6)), 4, 16)
     desk = Desk(layout)
     request = desk.request(prompt(32))
     table = desk.compute(request)
@@ -165,7 +165,7 @@ def test_prompts_that_differ_only_in_salt_never_share() -> None:
 
 def test_groups_never_share_a_key() -> None:
     keys: list[list[Key]] = [[], [], []]
-    layout = KVLayout((FullAttention(4), FullAttention(4), Recurrent(4)), 4, 16, 16)
+    layout = KVLayout((FullAttention(4), FullAttention(4), Recurrent(4)), 4, 16)
     layout.extend_keys(keys, Desk(layout).request(prompt(32)).hashes)
     every = [key for group in keys for key in group]
     assert len(set(every)) == len(every) == 24
@@ -236,7 +236,7 @@ def test_scheduler_and_ranks_arrive_at_the_same_number_of_slots() -> None:
 
 def test_requests_whose_loads_would_fill_the_device_do_not_block_each_other() -> None:
     """Running: 0, Waiting: N, for ever (#45387, #57841): loaded requests hold all blocks and none can go on."""
-    layout = KVLayout((Recurrent(4),), 4, 16, 16)
+    layout = KVLayout((Recurrent(4),), 4, 16)
     engine = make_engine(layout, num_blocks=17, slots=200, max_batched_tokens=24)
     for family in range(6):
         served(engine, prompt(32, family))
@@ -250,7 +250,7 @@ def test_requests_whose_loads_would_fill_the_device_do_not_block_each_other() ->
 
 def test_loads_wait_until_those_before_them_have_room_to_run() -> None:
     """Behind the test above: promises are only made if everybody who got one can still run."""
-    desk = Desk(KVLayout((Recurrent(4),), 4, 16, 16), num_blocks=17, max_batched_tokens=64)
+    desk = Desk(KVLayout((Recurrent(4),), 4, 16), num_blocks=17, max_batched_tokens=64)
     for family in range(2):
         desk.store(prompt(32, family))
     desk.device.reset()

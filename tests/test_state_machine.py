@@ -18,19 +18,19 @@ from forebay.testing import Faults, TinyRequest
 from tests.watched import STEPS, WatchedEngine
 
 LAYOUTS = {
-    "full": KVLayout((FullAttention(4),), 4, 16, 16),
-    "two full": KVLayout((FullAttention(4), FullAttention(4)), 4, 16, 16),
-    "drafter": KVLayout((FullAttention(4, drafter=True),), 4, 16, 16),
-    "full + drafter": KVLayout((FullAttention(4), FullAttention(4, drafter=True)), 4, 16, 16),
-    "window": KVLayout((SlidingWindow(4, window_tokens=10),), 4, 16, 16),
-    "full + window": KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=8)), 4, 16, 16),
-    "window drafter": KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=9, drafter=True)), 4, 16, 16),
-    "window of larger blocks": KVLayout((SlidingWindow(8, window_tokens=16), FullAttention(4)), 4, 16, 16),
-    "recurrent": KVLayout((Recurrent(8), FullAttention(8)), 4, 16, 16),
-    "recurrent alone": KVLayout((Recurrent(4),), 4, 16, 16),
-    "chunked": KVLayout((ChunkedLocal(4, chunk_tokens=12), FullAttention(4)), 4, 16, 16),
-    "chunked alone": KVLayout((ChunkedLocal(4, chunk_tokens=16),), 4, 16, 16),
-    "context parallel": KVLayout((FullAttention(2, context_parallel=4),), 4, 16, 16),
+    "full": KVLayout((FullAttention(4),), 4, 16),
+    "two full": KVLayout((FullAttention(4), FullAttention(4)), 4, 16),
+    "drafter": KVLayout((FullAttention(4, drafter=True),), 4, 16),
+    "full + drafter": KVLayout((FullAttention(4), FullAttention(4, drafter=True)), 4, 16),
+    "window": KVLayout((SlidingWindow(4, window_tokens=10),), 4, 16),
+    "full + window": KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=8)), 4, 16),
+    "window drafter": KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=9, drafter=True)), 4, 16),
+    "window of larger blocks": KVLayout((SlidingWindow(8, window_tokens=16), FullAttention(4)), 4, 16),
+    "recurrent": KVLayout((Recurrent(8), FullAttention(8)), 4, 16),
+    "recurrent alone": KVLayout((Recurrent(4),), 4, 16),
+    "chunked": KVLayout((ChunkedLocal(4, chunk_tokens=12), FullAttention(4)), 4, 16),
+    "chunked alone": KVLayout((ChunkedLocal(4, chunk_tokens=16),), 4, 16),
+    "context parallel": KVLayout((FullAttention(2, context_parallel=4),), 4, 16),
     "everything": KVLayout(
         (
             FullAttention(4),
@@ -40,7 +40,6 @@ LAYOUTS = {
             FullAttention(2, context_parallel=2),
         ),
         2,
-        16,
         16,
     ),
 }

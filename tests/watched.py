@@ -18,6 +18,11 @@ from tests import oracle
 class _Steps:
     total: int = 0
 
+    def count(self) -> None:
+        self.total += 1
+        if self.total % 50_000 == 0:
+            print(f"{self.total:,} engine steps checked", flush=True)  # noqa: T201  progress of the long run
+
 
 STEPS = _Steps()
 
@@ -34,7 +39,7 @@ class WatchedEngine(TinyEngine):
     def step(self) -> None:
         super().step()
         self.check()
-        STEPS.total += 1
+        STEPS.count()
 
     def check(self) -> None:
         super().check()

@@ -68,4 +68,4 @@ class TinyRequest:
             start = len(self.hashes) * self.tokens_per_hash
             before = self.hashes[-1] if self.hashes else self.salt
             text = before + repr(self.tokens[start : start + self.tokens_per_hash]).encode()
-            self.hashes.append(hashlib.blake2b(text, digest_size=16).digest())
+            self.hashes.append(hashlib.blake2b(text, digest_size=32).digest())
