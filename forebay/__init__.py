@@ -5,6 +5,7 @@ neither torch nor any engine.
 """
 
 from forebay.config import Mode, OffloadConfig
+from forebay.ends import Outcomes
 from forebay.engine import DevicePool, Progress, Request
 from forebay.errors import (
     CapacityError,
@@ -27,7 +28,7 @@ from forebay.groups import (
     host_slots,
 )
 from forebay.ids import BlockId, Key, Rank, RequestId, Slot, TransferId, make_key
-from forebay.manager import OffloadManager, Outcomes, Step
+from forebay.manager import OffloadManager, Step
 from forebay.requests import Answer, Hit, NotYet
 from forebay.stats import Stats
 from forebay.transfers import CopyOrder, Direction, Outcome, Report

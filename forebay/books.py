@@ -23,3 +23,7 @@ class Books:
     journal: Journal
     clock: Callable[[], float]
     max_batched_tokens: int
+
+    def note_removed(self) -> None:
+        """Announce what has left the host pool since the last call."""
+        self.journal.removed(self.pool.take_removed())

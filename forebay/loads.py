@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from functools import partial
 from itertools import chain
 from math import ceil
 
@@ -40,20 +41,26 @@ class Loads:
         if device_tokens % books.layout.alignment_tokens:
             # Copies fill whole blocks; a hit cannot begin in the middle of one.
             return MISS
-        state.learn_keys(books.layout)
-        found = self._find(state, device_tokens, state.request.num_tokens - 1)
-        if found.tokens < max(1, books.config.min_load_tokens):
-            found = Match(0, [], found.gaps)
-        copies = found.num_copies
-        crowded = copies > 0 and self._is_crowded(state, device_tokens)
-        if crowded or self._is_on_the_way(state, found) or (copies and not self._stores.can_take(copies)):
+        if state.still_waits is not None and state.still_waits():
             waited_s = self._waits(state)
             if waited_s is not None:
                 return NotYet(waited_s)
-            if crowded:
-                found = Match(0, [], found.gaps)
-        else:
+        state.still_waits = None
+        state.learn_keys(books.layout)
+        bridge = self._may_bridge(state, device_tokens)
+        found = self._find(state, device_tokens, state.request.num_tokens - 1, bridge)
+        if found.tokens < max(1, books.config.min_load_tokens):
+            found = Match(0, [], found.gaps)
+        reason = self._reason_to_wait(state, found)
+        if reason is None:
             state.waiting_since = None
+        else:
+            waited_s = self._waits(state)
+            if waited_s is not None:
+                state.still_waits = partial(reason, state)
+                return NotYet(waited_s)
+            if reason == self._is_crowded:
+                return MISS  # it computes rather than wait longer; once there is room it may be offered a load
         return self._hold(state, found, device_tokens).answer
 
     def claim(
@@ -100,9 +107,13 @@ class Loads:
     def let_go(self, state: RequestState) -> None:
         """Unpin what a match holds, if it holds anything."""
         held, state.held = state.held, None
-        if held is not None and held.slots:
+        if held is not None:
+            self._unpin(held)
+
+    def _unpin(self, held: Held) -> None:
+        if held.slots:
             self._books.pool.unpin(held.slots)
-        if held is not None and held.blocks:
+        if held.blocks:
             self._books.device.unpin(held.blocks)
 
     def end_pass(self) -> None:
@@ -112,6 +123,7 @@ class Loads:
         for state in holding:
             if state.held is not None and state.held.blocks:
                 self.let_go(state)
+                state.bridges = False
 
     def stop_waiting_for(self, transfer: Transfer) -> None:
         """The load ended or is not wanted any more: nobody else should wait for its keys."""
@@ -125,17 +137,21 @@ class Loads:
     def wanted(self) -> Collection[TransferId]:
         return self._wanted.keys()
 
-    def _find(self, state: RequestState, device_tokens: int, limit_tokens: int) -> Match:
+    def _find(self, state: RequestState, device_tokens: int, limit_tokens: int, bridge: bool) -> Match:
         books = self._books
-        bridge = books.device if self._may_bridge(state, device_tokens) else None
-        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool, bridge)
+        device = books.device if bridge else None
+        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool, device)
 
     def _may_bridge(self, state: RequestState, device_tokens: int) -> bool:
         """Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
         the request itself, or it would wait for blocks that are held on its own behalf."""
+        if not state.bridges:
+            return False
         missing_tokens = state.request.num_tokens - device_tokens
         wanted = sum(ceil(missing_tokens / group.span_tokens) for group in self._groups)
-        return self._books.device.num_free >= 2 * wanted
+        # Blocks of its own hit on the device may count as free now and will not when it is admitted.
+        own = sum(device_tokens // group.span_tokens for group in self._groups)
+        return self._books.device.num_free >= own + 2 * wanted
 
     def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
         """Whether a new search would find the same. Engines ask hundreds of times for a request that waits."""
@@ -154,29 +170,39 @@ class Loads:
     def _is_there(self, key: Key, bridge: bool) -> bool:
         return key in self._books.pool or (bridge and bool(self._books.device.find_run([key], 0, 1)))
 
-    def _is_on_the_way(self, state: RequestState, found: Match) -> bool:
-        """Whether a copy that runs now brings what this request needs, to the device or to the host."""
+    def _reason_to_wait(self, state: RequestState, found: Match) -> Callable[[RequestState], bool] | None:
+        """Why this request should wait, as a question that can be asked again; None if it should not."""
+        copies = found.num_copies
+        if copies and self._is_crowded(state):
+            return self._is_crowded
         if found.sources:
             needs = self._brings(state, found)
             for transfer in self._wanted.values():
                 if any(map(Brings.overlaps, transfer.brings, needs)):
-                    return True
-        return any(map(self._books.pool.on_the_way, found.gaps))
+                    return lambda _: transfer.id in self._wanted
+        on_the_way = self._books.pool.on_the_way
+        for key in found.gaps:
+            if on_the_way(key):
+                return lambda _: on_the_way(key)
+        if copies and not self._stores.can_take(copies):
+            return lambda _: not self._stores.can_take(copies)
+        return None
 
-    def _is_crowded(self, state: RequestState, device_tokens: int) -> bool:
+    def _is_crowded(self, state: RequestState) -> bool:
         """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
-        that were promised a load must fit until they run; a single one is always let in."""
+        that were promised a load must fit until they run; a single one is always let in. What the request finds
+        on the device is not deducted: those blocks may count as free as well."""
         if not self._reserved:
             return False
-        has = [device_tokens // group.span_tokens if group.needs_whole_prefix else 0 for group in self._groups]
-        return self._books.device.num_free < self._lacks(state, has) + sum(self._reserved.values())
+        nothing = [0] * len(self._groups)
+        return self._books.device.num_free < self._lacks(state, nothing) + sum(self._reserved.values())
 
     def _lacks(self, state: RequestState, has: Iterable[int]) -> int:
         """Blocks that the request will still ask for to compute its prompt, if it has so many in each group."""
         tokens, batch = state.request.num_tokens, self._books.max_batched_tokens
         return sum(max(0, group.most_held(tokens, batch) - n) for group, n in zip(self._groups, has, strict=True))
 
-    def runs(self, request_id: RequestId) -> None:
+    def end_reservation(self, request_id: RequestId) -> None:
         """The request has its blocks, or needs none any more."""
         self._reserved.pop(request_id, None)
 
@@ -223,16 +249,12 @@ class Loads:
     def _hold_less(self, state: RequestState, held: Held, tokens: int) -> Held:
         """The engine accepted only the first tokens of the offer. A window or a recurrent state may need other
         blocks for that, so it is searched again, with the old pins still held."""
-        found = self._find(state, held.device_tokens, held.device_tokens + tokens)
+        found = self._find(state, held.device_tokens, held.device_tokens + tokens, bridge=bool(held.blocks))
         if found.tokens != tokens:
             self.let_go(state)
             raise RefusedLoadError("the part of the offer that was accepted cannot be had on its own")
-        state.held = None
         shorter = self._hold(state, found, held.device_tokens)
-        if held.slots:
-            self._books.pool.unpin(held.slots)
-        if held.blocks:
-            self._books.device.unpin(held.blocks)
+        self._unpin(held)
         return shorter
 
     def _order(

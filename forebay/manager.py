@@ -20,6 +20,7 @@ from typing import NamedTuple
 from forebay import audit
 from forebay.books import Books
 from forebay.config import Mode, OffloadConfig
+from forebay.ends import Ends, Outcomes
 from forebay.engine import DevicePool, Progress, Request
 from forebay.errors import CapacityError, ConfigError
 from forebay.events import Event
@@ -34,7 +35,6 @@ from forebay.stats import Stats
 from forebay.stores import Stores
 from forebay.transfers import (
     CopyOrder,
-    Direction,
     Late,
     Ledger,
     Report,
@@ -48,15 +48,6 @@ class Step(NamedTuple):
 
     loads: list[CopyOrder]
     stores: list[CopyOrder]
-
-
-class Outcomes(NamedTuple):
-    """Requests whose load has ended, each named once."""
-
-    loaded: list[RequestId]
-    """Their bytes have arrived on every rank."""
-    failed: list[RequestId]
-    """They have to compute what was promised, in blocks that the engine allocates anew."""
 
 
 class OffloadManager:
@@ -96,8 +87,8 @@ class OffloadManager:
         self._stores = Stores(self._books, layout.lazy_target_blocks(max_batched_tokens))
         self._loads = Loads(self._books, self._stores)
         self._requests: dict[RequestId, RequestState] = {}
+        self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
-        self._refused: list[RequestId] = []  # loads that could not be planned, to be reported as failed
         self._draining = False
 
     @property
@@ -139,28 +130,32 @@ class OffloadManager:
         state = self._requests.get(request.id)
         if state is None:
             state = self._requests[request.id] = RequestState.of(request, books.layout)
-        if any(t.request_id == request.id for t in books.ledger):
-            # Called again while its own load is on the way: the table is what matters.
-            state.set_table(table)
-            return True
+        if request.id in self._ends.told or books.ledger.of_request(request.id):
+            return True  # called again while it waits
         if not state.table:
+            if device_tokens == 0:
+                state.stores = request.may_store  # nothing of what it computed before a reset is left
             self._count_admission(state, device_tokens, loaded_tokens)
             self._stores.taken(sum(map(len, table)))
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
         if not loaded_tokens:
             self._loads.let_go(state)
-            self._loads.runs(request.id)
+            self._loads.end_reservation(request.id)
             return False
+        promised = state.held is not None and state.held.answer.needs_load
         try:
             transfer = self._loads.claim(state, state.table, device_tokens, loaded_tokens)
         except RefusedLoadError as refusal:
             books.journal.stats.loads_refused += 1
             books.journal.warn_once("refused", f"a load was refused and is recomputed: {refusal}")
-            self._refused.append(request.id)
+            state.clear_table()
+            self._ends.told[request.id] = False
             return True
         if transfer is None:
-            return False
+            if promised:  # of what was accepted nothing has to be copied, but the engine waits for an outcome
+                self._ends.told[request.id] = True
+            return promised
         self._planned_loads.append(transfer)
         return True
 
@@ -169,24 +164,30 @@ class OffloadManager:
         request_id: RequestId,
         confirmed_tokens: int,
         table: Sequence[Sequence[BlockId]] | None = None,
-    ) -> None:
+    ) -> bool:
         """The request ended, in whatever way, and the engine is about to free its blocks, which it may do at
-        once: what is still to be copied is pinned. `table` if the engine has a newer one than it told."""
+        once: what is still to be copied is pinned. `table` if the engine has a newer one than it told.
+
+        Returns whether it was waiting for a load. No outcome will come for it; an engine that holds on to its
+        blocks until one does need not: the pins protect them.
+        """
         state = self._requests.pop(request_id, None)
         if state is None:
-            return
-        waited = self._leave(state)
+            return False
+        waited = self._ends.leave(state)
         if waited or self._draining:
-            return  # what it waited for has not arrived: nothing in its blocks is what their keys say
+            return waited  # what it waited for has not arrived: nothing in its blocks is what their keys say
         if table is not None and state.table:
             state.table = [list(blocks) for blocks in table]
         self._stores.flush(state, confirmed_tokens)
+        return False
 
     def preempt(self, request_id: RequestId) -> None:
-        """The engine is about to take the request's blocks away and will start it again, with a new table."""
+        """The engine takes the request's blocks away and will start it again, with a new table. If the request
+        waits for a load, call this before they are freed: the load goes on writing them."""
         state = self._requests.get(request_id)
         if state is not None:
-            self._leave(state)
+            self._ends.leave(state)
             if not state.stores:
                 self._stores.refuse(state)
             state.clear_table()
@@ -200,7 +201,7 @@ class OffloadManager:
                 state = self._requests.get(request_id)
                 if state is None:
                     continue
-                self._loads.runs(request_id)
+                self._loads.end_reservation(request_id)
                 if new_blocks is not None and state.table:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         blocks.extend(added)
@@ -211,7 +212,7 @@ class OffloadManager:
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
         self._loads.end_pass()
-        self._note_removed()
+        self._books.note_removed()
         now = self._books.clock()
         submit = self._books.ledger.submit
         loads, self._planned_loads = self._planned_loads, []
@@ -223,21 +224,20 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
-        for request_id in self._refused:
-            self._recompute(request_id, outcomes)
-        self._refused = []
+        self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)
             if isinstance(ended, Late):
                 self._books.journal.ignored(report, ended)
             elif ended is not None:
-                self._settle(ended, outcomes)
-        self._enforce_deadlines(outcomes)
+                self._ends.settle(ended, outcomes)
+        self._ends.enforce_deadlines(outcomes)
         return outcomes
 
     def has_pending_work(self) -> bool:
-        """Whether the engine must go on stepping although it has no request: copies are on their way."""
-        return bool(len(self._books.ledger) or self._refused)
+        """Whether the engine must go on stepping although it has no request: copies are on their way. One that has
+        passed its deadline is not waited for."""
+        return bool(self._ends.told) or not all(transfer.overdue for transfer in self._books.ledger)
 
     def drain(self) -> bool:
         """Plan nothing new from now on. True once nothing is on its way; keep stepping until then."""
@@ -252,128 +252,20 @@ class OffloadManager:
         Requests that run now store nothing more: what they compute rests on what is being forgotten."""
         books = self._books
         for state in self._requests.values():
-            self._loads.let_go(state)
+            if state.held is not None and state.held.answer.needs_load:
+                self._loads.let_go(state)
             if state.table:
                 state.stores = False
                 self._stores.refuse(state)
         for transfer in list(books.ledger):
             if transfer.wanted:
-                self._give_up(transfer)
+                self._ends.give_up(transfer)
         books.pool.reset()
         books.journal.cleared()
 
     def take_events(self) -> list[Event]:
-        self._note_removed()
+        self._books.note_removed()
         return self._books.journal.take_events()
-
-    def _note_removed(self) -> None:
-        self._books.journal.removed(self._books.pool.take_removed())
-
-    # --- the ends of transfers ------------------------------------------------------------------------
-
-    def _settle(self, transfer: Transfer, outcomes: Outcomes) -> None:
-        """A transfer has ended: publish it or not, tell who waits, and let go of both sides. The only place
-        where the pins of a transfer are released."""
-        books, order = self._books, transfer.order
-        done = transfer.state is State.DONE
-        if transfer.direction is Direction.STORE:
-            if done:
-                books.pool.commit(transfer.keys, order.slots)
-                self._note_removed()  # before a key that left is announced again
-                books.journal.stored(transfer.events)
-            elif transfer.state is State.FAILED:
-                books.pool.forget(transfer.keys, order.slots)
-        else:
-            if transfer.state is State.FAILED:
-                # Before the next lookup, so that nobody is promised the same bytes again.
-                books.pool.forget(transfer.keys, order.slots)
-            if transfer.state is not State.DROPPED:
-                self._loads.stop_waiting_for(transfer)
-            if transfer.request_id is not None:
-                if done:
-                    outcomes.loaded.append(transfer.request_id)
-                else:
-                    self._recompute(transfer.request_id, outcomes)
-        self._release(transfer)
-        books.journal.ended(transfer, books.clock() - (transfer.submitted_at or 0.0))
-
-    def _release(self, transfer: Transfer) -> None:
-        books, order = self._books, transfer.order
-        if transfer.direction is Direction.STORE:
-            books.pool.release(order.slots)
-        elif order.slots:
-            books.pool.unpin(order.slots)
-        if transfer.keeps_place:
-            books.device.unpin(order.blocks[::-1], in_place=True)
-            self._stores.returned(transfer)
-        elif pinned := transfer.pinned_blocks:
-            books.device.unpin(pinned)
-
-    def _give_up(self, transfer: Transfer) -> None:
-        """Nobody wants the result any more. If the ranks know of it, its memory stays its own until they end."""
-        books = self._books
-        if transfer.direction is Direction.STORE:
-            books.pool.forget(transfer.keys, transfer.order.slots)
-        else:
-            self._loads.stop_waiting_for(transfer)
-        if transfer.state is State.PLANNED:
-            books.ledger.cancel(transfer)
-            self._release(transfer)
-            if transfer.request_id is not None:
-                self._refused.append(transfer.request_id)
-        else:
-            books.ledger.abandon(transfer)
-            books.journal.stats.abandoned_transfers += 1
-
-    def _leave(self, state: RequestState) -> bool:
-        """The request gives up what it holds and what it waits for. Returns whether it waited for anything."""
-        self._loads.let_go(state)
-        request_id = state.request.id
-        self._loads.runs(request_id)
-        loads = self._books.ledger.of_request(request_id)
-        for transfer in loads:
-            self._orphan(transfer)
-        if request_id not in self._refused:
-            return bool(loads)
-        self._refused.remove(request_id)
-        return True
-
-    def _orphan(self, transfer: Transfer) -> None:
-        """The request that waits for this load leaves, and the engine is about to free its blocks: what the ranks
-        know of goes on writing them, so they are pinned until it ends."""
-        transfer.request_id = None
-        if transfer.state is not State.PLANNED:
-            transfer.orphaned = True
-            self._books.device.pin(transfer.order.blocks + transfer.order.move_to)
-        if transfer.wanted:
-            self._give_up(transfer)
-
-    def _recompute(self, request_id: RequestId, outcomes: Outcomes) -> None:
-        state = self._requests.get(request_id)
-        if state is not None:
-            # One failure is enough: a second offer could fail again, without end.
-            state.computes = True
-            state.clear_table()
-            self._loads.runs(request_id)
-        self._books.journal.stats.recomputes += 1
-        outcomes.failed.append(request_id)
-
-    def _enforce_deadlines(self, outcomes: Outcomes) -> None:
-        books = self._books
-        if not len(books.ledger):
-            return
-        now = books.clock()
-        late_loads = books.ledger.older_than(now - books.config.load_deadline_s, Direction.LOAD)
-        late_stores = books.ledger.older_than(now - books.config.store_overdue_s, Direction.STORE)
-        for transfer in late_loads + late_stores:
-            if not transfer.overdue:
-                transfer.overdue = True
-                books.journal.overdue(transfer)
-        for transfer in late_loads:
-            request_id = transfer.request_id
-            if request_id is not None:
-                self._orphan(transfer)
-                self._recompute(request_id, outcomes)
 
     def _count_admission(self, state: RequestState, device_tokens: int, loaded_tokens: int) -> None:
         books = self._books

@@ -50,7 +50,7 @@ class HostPool:
         self._pins: Tally[Slot] = Tally()
         self._unused: list[Slot] = []  # slots that were used before and are free again
         self._runs: list[Run | None] = []  # by slot, up to the first that was never used
-        self._branches: Counter[Key] = Counter()  # key -> runs that begin on it
+        self._branches: dict[Key, list[Run]] = {}  # key -> runs that begin on it
         self._exhausted = False  # the last eviction found too little, and nothing changed since
         self._removed: list[Key] = []
         self.evictions = 0
@@ -146,8 +146,8 @@ class HostPool:
         self._runs += [run] * (count - again)
         for slot in slots[:again]:
             self._runs[slot] = run
-        if run is not None and above is not None:
-            self._branches[above] += 1
+        if run is not None:
+            self._begin_branch(run)
         before = len(self._slots)
         self._slots.update(zip(keys, slots, strict=True))
         ensure(len(self._slots) == before + count, "a key was reserved that has a slot")
@@ -246,54 +246,68 @@ class HostPool:
     def _evict(self, count: int, keep: Container[Key]) -> None:
         """Free up to `count` slots.
 
-        The policy names candidates in its order. One that is pinned, kept, or has something on the host building
-        on it must stay: without its head a tail cannot be hit, so tails go first. Where a head came up before its
-        tail, it is next as soon as the tail has gone.
+        The policy names candidates in its order. Without its head a tail cannot be hit, so for a candidate that
+        something on the host builds on, the tail of its chain goes in its place. A tail that is pinned or kept
+        stays, and the candidate with it.
         """
-        slots, runs, pins, branches = self._slots, self._runs, self._pins, self._branches
-        victims: list[Key] = []
-        staying: dict[Key, None] = {}
+        slots, pins = self._slots, self._pins
+        victims: dict[Key, None] = {}
+        staying: dict[Key, None] = {}  # candidates that are still there
         kept_one = False
         for candidate in self._policy.candidates():
-            key: Key | None = candidate
-            while key is not None:
+            if candidate in victims:
+                continue  # it went in the place of another
+            staying[candidate] = None
+            key: Key | None = self._tail(candidate)
+            # One tail for each candidate, and then whatever came up before and is a tail now.
+            while key is not None and len(victims) < count:
                 slot = slots[key]
-                run = runs[slot]
-                is_tail = key not in branches and (run is None or run.keys[-1] == key)
-                if not is_tail or slot in pins or key in keep:
+                if slot in pins or key in keep or slot in self._filling:
                     kept_one = kept_one or key in keep
-                    staying[key] = None
                     break
-                victims.append(key)
+                victims[key] = None
+                staying.pop(key, None)
+                run = self._runs[slot]
                 key = self._leave_run(run) if run is not None else None
-                if key not in staying or len(victims) == count:
+                if key is None or key not in staying or self._tail(key) != key:
                     break
-                del staying[key]
             if len(victims) == count:
                 break
-        # A chain that came up head first goes back with its tail to go first.
         self._policy.postpone(list(staying))
-        self._policy.evict(victims)
+        self._policy.evict(list(victims))
         self._unused += map(slots.pop, victims)
         self._removed += victims
         self.evictions += len(victims)
         # What was only kept for this caller may go for the next one.
         self._exhausted = len(victims) < count and not kept_one
 
+    def _tail(self, key: Key) -> Key:
+        """The end of a chain that builds on this key: the key itself, if nothing does."""
+        run = self._runs[self._slots[key]]
+        if run is None or (key not in self._branches and run.keys[-1] == key):
+            return key
+        while run.keys[-1] in self._branches:
+            run = self._branches[run.keys[-1]][-1]
+        return run.keys[-1]
+
     def _leave_run(self, run: Run) -> Key | None:
         """The last key of the run goes; returns the key it was built on."""
         run.keys.pop()
         if run.keys:
             return run.keys[-1]
-        if run.above is not None:
-            self._end_branch(run.above)
+        self._end_branch(run)
         return run.above
 
-    def _end_branch(self, above: Key) -> None:
-        if self._branches[above] == 1:
-            del self._branches[above]
-        else:
-            self._branches[above] -= 1
+    def _begin_branch(self, run: Run) -> None:
+        if run.above is not None:
+            self._branches.setdefault(run.above, []).append(run)
+
+    def _end_branch(self, run: Run) -> None:
+        if run.above is not None:
+            siblings = self._branches[run.above]
+            siblings.remove(run)
+            if not siblings:
+                del self._branches[run.above]
 
     def _break_runs(self, gone: Iterable[tuple[Key, Slot]]) -> None:
         """Keys go out of the middle of runs: what is left of a run behind one of them becomes a run of its own,
@@ -304,17 +318,16 @@ class HostPool:
             if run is not None:
                 by_run.setdefault(run, set()).add(key)
         for run, lost in by_run.items():
-            if run.above is not None:
-                self._end_branch(run.above)
+            self._end_branch(run)
             piece = Run([], run.above)
             for key in run.keys:
                 if key in lost:
                     piece = Run([], key)
-                else:
-                    if not piece.keys and piece.above is not None:
-                        self._branches[piece.above] += 1
-                    piece.keys.append(key)
-                    self._runs[self._slots[key]] = piece
+                    continue
+                if not piece.keys:
+                    self._begin_branch(piece)
+                piece.keys.append(key)
+                self._runs[self._slots[key]] = piece
 
     # --- proof -------------------------------------------------------------------------------------
 
@@ -353,5 +366,6 @@ class HostPool:
         in_runs = sum(len(run.keys) for run in runs if run is not None)
         chained = sum(self._runs[slot] is not None for slot in self._slots.values())
         ensure(in_runs == chained, "a key is missing from its run")
-        above = Counter(run.above for run in runs if run is not None and run.above is not None)
-        ensure(above == self._branches, "branches are counted wrong")
+        above = Counter((run.above, run) for run in runs if run is not None and run.above is not None)
+        known = Counter((key, run) for key, siblings in self._branches.items() for run in siblings)
+        ensure(above == known, "branches are booked wrong")

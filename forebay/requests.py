@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class RequestState:
     cursors: list[int] = field(default_factory=list)  # by group: blocks before it were looked at for storing
     next_store_tokens: int = 0  # nothing new can be stored before that many tokens are confirmed
     held: Held | None = None
+    bridges: bool = True  # gaps may be bridged from the device; not again after it was not admitted with that
+    still_waits: Callable[[], bool] | None = None  # whether the reason of the last NotYet holds
     waiting_since: float | None = None
     waited_enough: bool = False
     computes: bool = False  # a load failed it: it is not promised anything again
@@ -76,4 +78,3 @@ class RequestState:
         """The request starts over: nothing it computed before counts any more."""
         self.table = []
         self.cursors = []
-        self.stores = self.request.may_store

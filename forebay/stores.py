@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from math import ceil
+from sys import maxsize
 from typing import cast
 
 from forebay.books import Books
@@ -39,23 +40,24 @@ class Stores:
         state.learn_keys(self._books.layout)
         due = []
         for number, group in enumerate(self._books.layout.groups):
-            cursor = self._cursor(state, number)
+            if self._has_lost_its_head(state, number):
+                # Its blocks had to make way for those of others. Storing them again now would push out others in
+                # turn, every step; flush() does it when the request ends and its blocks are about to be lost.
+                state.next_store_tokens = maxsize
+                return
             ready = self._num_ready(state, number, confirmed_tokens)
-            if cursor < ready:
-                cursor = state.cursors[number] = self._store(state, number, cursor, ready)
-            due.append((cursor + 1) * group.span_tokens)
+            if state.cursors[number] < ready:
+                state.cursors[number] = self._store(state, number, state.cursors[number], ready)
+            due.append((ready + 1) * group.span_tokens)  # where there was no room, tried again then
         state.next_store_tokens = min(due)
 
-    def _cursor(self, state: RequestState, number: int) -> int:
-        """Where to go on storing. If the last block before that has left the host, everything is looked at again:
-        tails leave before heads, and a tail is worth nothing without them."""
-        cursor = state.cursors[number]
-        pool = self._books.pool
-        if cursor and self._books.layout.groups[number].needs_whole_prefix:
-            last = state.keys[number][cursor - 1]
-            if last not in pool and not pool.on_the_way(last):
-                return 0
-        return cursor
+    def _has_lost_its_head(self, state: RequestState, number: int) -> bool:
+        """Whether the block before the next one to store has left the host: a tail is worth nothing without it."""
+        cursor, pool = state.cursors[number], self._books.pool
+        if not cursor or not self._books.layout.groups[number].needs_whole_prefix:
+            return False
+        last = state.keys[number][cursor - 1]
+        return last not in pool and not pool.on_the_way(last)
 
     def flush(self, state: RequestState, confirmed_tokens: int) -> None:
         """Plan whatever of an ending request is not on the host: its last blocks, blocks whose store failed, and

@@ -218,10 +218,12 @@ class Traffic(RuleBasedStateMachine):
         engine = self.engine
         self.repair()
         for _ in range(2000):
-            if not engine.num_unfinished and not engine.manager.has_pending_work():
+            if not engine.num_unfinished and not any(copier.busy for copier in engine.copiers):
                 break
             engine.deliver_lost_reports()
             engine.step()
+        engine.run()
+        engine.deliver_lost_reports()
         assert engine.num_unfinished == 0, "a request waits for ever"
         assert not engine.manager.has_pending_work()
         assert engine.manager.pool.pinned == 0

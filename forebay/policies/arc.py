@@ -66,7 +66,11 @@ class ARC(Policy):
 
     def evict(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            ghost = self._once_ghost if self._out.pop(key) is self._once else self._again_ghost
+            queue = self._out.pop(key, None)
+            if queue is None:
+                queue = self._once if key in self._once else self._again
+                del queue[key]
+            ghost = self._once_ghost if queue is self._once else self._again_ghost
             ghost[key] = None
         self._trim()
 

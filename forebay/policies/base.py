@@ -35,12 +35,13 @@ class Policy(ABC):
     @abstractmethod
     def candidates(self) -> Iterator[Key]:
         """Keys, the first to go first, until none is left or the pool has enough. A key that was yielded has left
-        the order: for each one the pool then says what became of it, with `evict` or `postpone`, before it calls
+        the order: for each one the pool then says what became of it, with `postpone` or `evict`, before it calls
         anything else."""
 
     @abstractmethod
     def evict(self, keys: Sequence[Key]) -> None:
-        """These candidates are gone. A policy with a memory of what it evicted remembers them."""
+        """These keys are gone: candidates, or others that had to go in the place of one. A policy with a memory of
+        what it evicted remembers them."""
 
     @abstractmethod
     def remove(self, keys: Sequence[Key]) -> None:

@@ -52,7 +52,7 @@ class LRU(Policy):
             batches.popleft()
 
     def evict(self, keys: Sequence[Key]) -> None:
-        """Nothing is remembered."""
+        deque(map(self._last_put.pop, keys, repeat(None)), maxlen=0)
 
     def remove(self, keys: Sequence[Key]) -> None:
         deque(map(self._last_put.__delitem__, keys), maxlen=0)

@@ -78,7 +78,11 @@ class S3FIFO(Policy):
     def evict(self, keys: Sequence[Key]) -> None:
         ghost = self._ghost
         for key in keys:
-            queue, _ = self._out.pop(key)
+            if key in self._out:
+                queue, _ = self._out.pop(key)
+            else:
+                queue = self._small if key in self._small else self._main
+                del queue[key]
             if queue is self._small:
                 ghost[key] = None
         for key in list(islice(ghost, max(0, len(ghost) - self._ghost_target))):
