@@ -20,7 +20,7 @@ from forebay import (
 )
 from forebay.config import parse_size
 from forebay.policies import LRU, POLICIES, Policy, policy_class
-from tests.builders import CUSTOM, NewestFirst
+from tests.pool_builders import CUSTOM, NewestFirst
 
 
 class NotAPolicy:

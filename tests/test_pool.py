@@ -19,7 +19,7 @@ from forebay.errors import CapacityError, InvariantError
 from forebay.ids import Key, Slot
 from forebay.policies import LRU
 from forebay.pool import HostPool
-from tests.builders import (
+from tests.pool_builders import (
     POLICY_NAMES,
     cache,
     cached_numbers,
@@ -288,6 +288,14 @@ def test_evicted_slot_is_given_out_again(name: str) -> None:
     check_idle(pool)
 
 
+def test_blocks_stored_together_leave_from_the_last() -> None:
+    # Also where no block builds on another: a shorter hit ends earlier, and needs the earlier blocks.
+    pool = _pool(4)
+    cache(pool, keys(1, 2))
+    cache(pool, keys(3, 4))
+    assert [evict_one(pool) for _ in range(4)] == [2, 1, 4, 3]
+
+
 @every_policy
 def test_pinned_slot_is_never_evicted(name: str) -> None:
     pool = make_pool(name, 4)
@@ -430,6 +438,16 @@ def test_chain_stored_in_chunks_loses_its_last_block_first(name: str, chunk: int
         cache(pool, chain[start : start + chunk], parents[start : start + chunk])
     assert [evict_one(pool) for _ in chain] == list(range(9, -1, -1))
     check_idle(pool)
+
+
+def test_chain_that_stands_head_first_is_turned_around_for_the_next_eviction() -> None:
+    policy = LRU(4)
+    pool = HostPool(4, policy)
+    for number in range(4):
+        cache(pool, keys(number), keys(number - 1) if number else None)
+    assert numbers(policy.candidates(4)) == [0, 1, 2, 3]
+    assert evict_one(pool) == 3
+    assert numbers(policy.candidates(4)) == [2, 1, 0]
 
 
 @every_policy

@@ -20,7 +20,7 @@ from forebay.transfers import (
     Transfer,
     live_keys,
 )
-from tests.builders import keys
+from tests.pool_builders import keys
 
 # The picture at the top of transfers.py, arrow by arrow.
 ARROWS = {

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import pytest
 
-from tests.builders import (
+from tests.pool_builders import (
     PolicyCache,
     PoolCache,
     cache,

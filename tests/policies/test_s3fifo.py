@@ -5,7 +5,7 @@ from collections import OrderedDict
 import pytest
 
 from forebay.policies import S3FIFO
-from tests.builders import (
+from tests.pool_builders import (
     PolicyCache,
     PoolCache,
     cached_numbers,
