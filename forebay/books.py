@@ -22,3 +22,4 @@ class Books:
     ledger: Ledger
     journal: Journal
     clock: Callable[[], float]
+    max_batched_tokens: int

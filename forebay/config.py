@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -44,7 +45,7 @@ class OffloadConfig:
     def __post_init__(self) -> None:
         if not _is_whole(self.capacity_bytes) or self.capacity_bytes < 1:
             raise CapacityError("capacity_bytes", self.capacity_bytes, "whole bytes, at least one block")
-        if self.mode not in Mode:
+        if not isinstance(self.mode, Mode):
             raise ConfigError("mode", self.mode, f"one of {', '.join(mode.value for mode in Mode)}")
         policy_class(self.eviction_policy)
         for setting in ("load_deadline_s", "wait_deadline_s", "store_overdue_s"):
@@ -60,7 +61,7 @@ class OffloadConfig:
         known = [each.name for each in fields(cls)]
         for key in settings:
             if key not in known:
-                raise UnknownKeyError(key, known, where)
+                raise UnknownKeyError(str(key), known, where)
         values = dict(settings)
         values["capacity_bytes"] = parse_size("capacity_bytes", values.get("capacity_bytes"))
         if isinstance(values.get("mode"), str) and values["mode"] in {mode.value for mode in Mode}:
@@ -75,7 +76,9 @@ def parse_size(setting: str, value: object) -> int:
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
         if unit in _UNITS:
-            return int(float(number) * _UNITS[unit]) if "." in number else int(number) * _UNITS[unit]
+            size = Decimal(number) * _UNITS[unit]
+            if size == int(size):
+                return int(size)
     raise ConfigError(setting, value, 'whole bytes, or text such as "64GB" or "60GiB"')
 
 

@@ -18,11 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, lcm
+from typing import cast
 
 from forebay.errors import CapacityError, LayoutError
 from forebay.ids import Key, group_suffix
 
 _LAZY_RESERVE = 2  # steps of allocation that lazy stores stay ahead of the engine
+
+
+def _check_sizes(owner: object, *settings: str) -> None:
+    for setting in settings:
+        value = getattr(owner, setting)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LayoutError(setting, value, "a whole number of at least 1")
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,7 @@ class Group(ABC):
     counts only if the block after it matches too (EAGLE: match one more block, then drop it)."""
 
     def __post_init__(self) -> None:
-        for setting in ("tokens_per_block", "context_parallel"):
-            if getattr(self, setting) < 1:
-                raise LayoutError(setting, getattr(self, setting), "a whole number of at least 1")
+        _check_sizes(self, "tokens_per_block", "context_parallel")
 
     @property
     def span_tokens(self) -> int:
@@ -61,6 +67,13 @@ class Group(ABC):
     def lazy_target(self, max_batched_tokens: int) -> int:
         """Blocks that the engine may take for this group in one step."""
 
+    def most_held(self, tokens: int, max_batched_tokens: int) -> int:
+        """Blocks that a request of `tokens` tokens has at most while it is computed: what a step still reads, and
+        what it writes."""
+        everything = ceil(tokens / self.span_tokens)
+        read = ceil(tokens / self.span_tokens) - self.first_needed(tokens - tokens % self.span_tokens)
+        return min(everything, read + ceil(max_batched_tokens / self.span_tokens) + 1)
+
 
 @dataclass(frozen=True)
 class FullAttention(Group):
@@ -81,8 +94,7 @@ class SlidingWindow(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window_tokens < 1:
-            raise LayoutError("window_tokens", self.window_tokens, "a whole number of at least 1")
+        _check_sizes(self, "window_tokens")
 
     def first_needed(self, tokens: int) -> int:
         # The next token sees itself and window_tokens - 1 tokens before it.
@@ -98,8 +110,7 @@ class ChunkedLocal(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.chunk_tokens < 1:
-            raise LayoutError("chunk_tokens", self.chunk_tokens, "a whole number of at least 1")
+        _check_sizes(self, "chunk_tokens")
 
     def first_needed(self, tokens: int) -> int:
         return tokens // self.chunk_tokens * self.chunk_tokens // self.span_tokens
@@ -125,19 +136,20 @@ class KVLayout:
     tokens_per_hash: int
     bytes_per_block: int
     """Bytes of one block on one rank, all its layers."""
+    bytes_per_hash: int = 32
+    """Length of the engine's prefix hashes."""
 
     def __post_init__(self) -> None:
         if not self.groups:
             raise LayoutError("groups", self.groups, "at least one group")
-        for setting in ("tokens_per_hash", "bytes_per_block"):
-            if getattr(self, setting) < 1:
-                raise LayoutError(setting, getattr(self, setting), "a whole number of at least 1")
+        _check_sizes(self, "tokens_per_hash", "bytes_per_block", "bytes_per_hash")
         for number, group in enumerate(self.groups):
             if group.span_tokens % self.tokens_per_hash:
+                spans = f" once multiplied by {group.context_parallel}" if group.context_parallel > 1 else ""
                 raise LayoutError(
                     f"groups[{number}].tokens_per_block",
-                    group.span_tokens,
-                    f"a multiple of tokens_per_hash ({self.tokens_per_hash})",
+                    group.tokens_per_block,
+                    f"a multiple of tokens_per_hash ({self.tokens_per_hash}){spans}",
                 )
 
     @cached_property
@@ -156,9 +168,16 @@ class KVLayout:
         which covers everything before it."""
         for number, (group, group_keys) in enumerate(zip(self.groups, keys, strict=True)):
             hashes_per_block = group.span_tokens // self.tokens_per_hash
-            first = (len(group_keys) + 1) * hashes_per_block - 1
+            named_by = hashes[(len(group_keys) + 1) * hashes_per_block - 1 :: hashes_per_block]
             suffix = group_suffix(number)
-            group_keys += [Key(prefix + suffix) for prefix in hashes[first::hashes_per_block]]
+            group_keys += cast("list[Key]", [each + suffix for each in named_by] if suffix else named_by)
+
+    def group_of(self, key: Key) -> int:
+        """The number of the group a key belongs to."""
+        return int.from_bytes(key[self.bytes_per_hash :], "big")
+
+    def most_held(self, tokens: int, max_batched_tokens: int) -> int:
+        return sum(group.most_held(tokens, max_batched_tokens) for group in self.groups)
 
     def lazy_target_blocks(self, max_batched_tokens: int) -> int:
         """How far from the head of the device's eviction order lazy stores keep blocks safe: twice what the

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from math import ceil
 
 from forebay.books import Books
-from forebay.ids import BlockId, Key
+from forebay.ids import BlockId, Key, RequestId, TransferId
 from forebay.matching import Match, Sources, longest_match
 from forebay.requests import MISS, Answer, Held, Hit, NotYet, RequestState
-from forebay.tally import Tally
-from forebay.transfers import CopyOrder, Direction, Transfer
+from forebay.transfers import Brings, CopyOrder, Direction, Transfer
 
 
 class RefusedLoadError(Exception):
@@ -21,7 +20,8 @@ class RefusedLoadError(Exception):
 class Loads:
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._loading: Tally[Key] = Tally()  # keys that wanted loads are bringing to the device
+        self._wanted: dict[TransferId, Transfer] = {}  # loads that somebody else may wait for
+        self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
         self._planned = 0
         self._holding_blocks: list[RequestState] = []  # matches that pinned device blocks in this pass
 
@@ -41,9 +41,15 @@ class Loads:
         found = self._find(state, device_tokens, state.request.num_tokens - 1)
         if found.tokens < max(1, books.config.min_load_tokens):
             found = Match(0, [], found.gaps)
-        waited_s = self._waits_for(state, found)
-        if waited_s is not None:
-            return NotYet(waited_s)
+        crowded = found.num_copies > 0 and self._is_crowded(state, device_tokens)
+        if crowded or self._is_on_the_way(state, found):
+            waited_s = self._waits(state)
+            if waited_s is not None:
+                return NotYet(waited_s)
+            if crowded:
+                found = Match(0, [], found.gaps)
+        else:
+            state.waiting_since = None
         return self._hold(state, found, device_tokens).answer
 
     def claim(
@@ -72,17 +78,19 @@ class Loads:
         except RefusedLoadError:
             self.let_go(state)
             raise
-        # The pins of the match become the transfer's; the blocks to be written are pinned on top, so that an
-        # abort cannot free them under the copy.
+        # The pins of the match become the transfer's. The blocks to be written are the request's own as long as it
+        # waits for them; only if it leaves before the copy ends do they have to be pinned.
         state.held = None
-        self._books.device.pin(order.blocks + order.move_to)
-        self._loading.add(keys)
         self._planned += 1
+        self._reserved[state.request.id] = max(0, self._demand(state) - sum(map(len, table)))
         stats = self._books.journal.stats
         stats.hit_tokens += tokens
         stats.hit_blocks += order.num_copies
         stats.moved_blocks += len(order.move_to)
-        return self._books.ledger.plan(order, keys, state.request.id)
+        transfer = self._books.ledger.plan(order, keys, state.request.id)
+        transfer.brings = self._brings(state, held.match)
+        self._wanted[transfer.id] = transfer
+        return transfer
 
     def let_go(self, state: RequestState) -> None:
         """Unpin what a match holds, if it holds anything."""
@@ -102,44 +110,69 @@ class Loads:
 
     def stop_waiting_for(self, transfer: Transfer) -> None:
         """The load ended or is not wanted any more: nobody else should wait for its keys."""
-        self._loading.drop(transfer.keys)
+        del self._wanted[transfer.id]
 
     @property
-    def loading(self) -> Tally[Key]:
-        return self._loading
+    def wanted(self) -> Collection[TransferId]:
+        return self._wanted.keys()
 
     def _find(self, state: RequestState, device_tokens: int, limit_tokens: int) -> Match:
         books = self._books
-        # Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
-        # the request itself, or it would wait for blocks that are held on its own behalf.
+        bridge = books.device if self._may_bridge(state, device_tokens) else None
+        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool, bridge)
+
+    def _may_bridge(self, state: RequestState, device_tokens: int) -> bool:
+        """Blocks that a gap is bridged from are pinned until they are copied. That must leave the engine room for
+        the request itself, or it would wait for blocks that are held on its own behalf."""
         missing_tokens = state.request.num_tokens - device_tokens
-        demand = sum(ceil(missing_tokens / group.span_tokens) for group in books.layout.groups)
-        bridge = books.device if books.device.num_free >= 2 * demand else None
-        return longest_match(books.layout, state.keys, device_tokens, limit_tokens, books.pool.index, bridge)
+        wanted = sum(ceil(missing_tokens / group.span_tokens) for group in self._books.layout.groups)
+        return self._books.device.num_free >= 2 * wanted
 
     def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
         """Whether a new search would find the same. Engines ask hundreds of times for a request that waits."""
-        books = self._books
+        bridge = self._may_bridge(state, device_tokens)
+        on_the_way = self._books.pool.on_the_way
         return (
             not held.blocks  # how many the engine can spare has to be asked again
             and held.device_tokens == device_tokens
             and held.num_tokens == state.request.num_tokens
-            and held.epoch == books.pool.epoch
+            and held.epoch == self._books.pool.epoch
             and held.loads_planned == self._planned
-            and not any(map(self._has_appeared, held.match.gaps))
+            and all(self._is_there(key, bridge) for key in held.match.witnesses)
+            and not any(self._is_there(key, bridge) or on_the_way(key) for key in held.match.gaps)
         )
 
-    def _has_appeared(self, key: Key) -> bool:
-        pool = self._books.pool
-        return key in pool or pool.on_the_way(key) or bool(self._books.device.find_run([key], 0, 1))
+    def _is_there(self, key: Key, bridge: bool) -> bool:
+        return key in self._books.pool or (bridge and bool(self._books.device.find_run([key], 0, 1)))
 
-    def _waits_for(self, state: RequestState, found: Match) -> float | None:
-        """Seconds waited so far if this request should wait for a copy on the way, else None."""
+    def _is_on_the_way(self, state: RequestState, found: Match) -> bool:
+        """Whether a copy that runs now brings what this request needs, to the device or to the host."""
+        if found.sources:
+            needs = self._brings(state, found)
+            for transfer in self._wanted.values():
+                if any(map(Brings.overlaps, transfer.brings, needs)):
+                    return True
+        return any(map(self._books.pool.on_the_way, found.gaps))
+
+    def _is_crowded(self, state: RequestState, device_tokens: int) -> bool:
+        """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
+        that were promised a load must fit until they run; a single one is always let in."""
         books = self._books
-        shared = len(self._loading) and not self._loading.isdisjoint(self._keys(state, found))
-        if not shared and not any(map(books.pool.on_the_way, found.gaps)):
-            state.waiting_since = None
-            return None
+        if not self._reserved:
+            return False
+        demand = self._demand(state) - device_tokens // books.layout.alignment_tokens
+        return books.device.num_free < demand + sum(self._reserved.values())
+
+    def _demand(self, state: RequestState) -> int:
+        return self._books.layout.most_held(state.request.num_tokens, self._books.max_batched_tokens)
+
+    def runs(self, request_id: RequestId) -> None:
+        """The request has its blocks, or needs none any more."""
+        self._reserved.pop(request_id, None)
+
+    def _waits(self, state: RequestState) -> float | None:
+        """Seconds waited so far, or None if this request has waited long enough."""
+        books = self._books
         if state.waited_enough:
             return None
         now = books.clock()
@@ -153,10 +186,8 @@ class Loads:
         books.journal.stats.not_yet_answers += 1
         return waited_s
 
-    def _keys(self, state: RequestState, found: Match) -> chain[Key]:
-        return chain.from_iterable(
-            keys[each.start : each.stop] for keys, each in zip(state.keys, found.sources, strict=False)
-        )
+    def _brings(self, state: RequestState, match: Match) -> list[Brings]:
+        return [Brings(keys, each.start, each.stop) for keys, each in zip(state.keys, match.sources, strict=True)]
 
     def _hold(self, state: RequestState, found: Match, device_tokens: int) -> Held:
         books = self._books

@@ -40,7 +40,6 @@ from forebay.transfers import (
     Report,
     State,
     Transfer,
-    live_keys,
 )
 
 
@@ -92,6 +91,7 @@ class OffloadManager:
             ledger=Ledger(ranks),
             journal=Journal(layout.bytes_per_block, events_on=events),
             clock=clock,
+            max_batched_tokens=max_batched_tokens,
         )
         self._loads = Loads(self._books)
         self._stores = Stores(self._books, layout.lazy_target_blocks(max_batched_tokens))
@@ -149,6 +149,7 @@ class OffloadManager:
         state.waiting_since, state.waited_enough = None, False
         if not loaded_tokens:
             self._loads.let_go(state)
+            self._loads.runs(request.id)
             return False
         try:
             transfer = self._loads.claim(state, state.table, device_tokens, loaded_tokens)
@@ -180,7 +181,7 @@ class OffloadManager:
             self._stores.flush(state, confirmed_tokens)
 
     def preempt(self, request_id: RequestId) -> None:
-        """The engine took the request's blocks away and will start it again, with a new table."""
+        """The engine is about to take the request's blocks away and will start it again, with a new table."""
         state = self._requests.get(request_id)
         if state is not None:
             self._leave(state)
@@ -195,6 +196,7 @@ class OffloadManager:
                 state = self._requests.get(request_id)
                 if state is None:
                     continue
+                self._loads.runs(request_id)
                 if new_blocks is not None and state.table:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         blocks.extend(added)
@@ -290,12 +292,14 @@ class OffloadManager:
 
     def _release(self, transfer: Transfer) -> None:
         books, order = self._books, transfer.order
-        if order.slots:
+        if transfer.direction is Direction.STORE:
+            books.pool.release(order.slots)
+        elif order.slots:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
             books.device.unpin(order.blocks[::-1], in_place=True)
-        else:
-            books.device.unpin([*order.blocks, *order.move_to, *order.move_from])
+        elif pinned := transfer.pinned_blocks:
+            books.device.unpin(pinned)
 
     def _give_up(self, transfer: Transfer) -> None:
         """Nobody wants the result any more. If the ranks know of it, its memory stays its own until they end."""
@@ -317,12 +321,21 @@ class OffloadManager:
         """The request gives up what it holds and what it waits for."""
         self._loads.let_go(state)
         request_id = state.request.id
+        self._loads.runs(request_id)
         for transfer in self._books.ledger.of_request(request_id):
-            transfer.request_id = None
-            if transfer.wanted:
-                self._give_up(transfer)
+            self._orphan(transfer)
         if request_id in self._refused:
             self._refused.remove(request_id)
+
+    def _orphan(self, transfer: Transfer) -> None:
+        """The request that waits for this load leaves, and the engine is about to free its blocks: what the ranks
+        know of goes on writing them, so they are pinned until it ends."""
+        transfer.request_id = None
+        if transfer.state is not State.PLANNED:
+            transfer.orphaned = True
+            self._books.device.pin(transfer.order.blocks + transfer.order.move_to)
+        if transfer.wanted:
+            self._give_up(transfer)
 
     def _recompute(self, request_id: RequestId, outcomes: Outcomes) -> None:
         state = self._requests.get(request_id)
@@ -330,6 +343,7 @@ class OffloadManager:
             # One failure is enough: a second offer could fail again, without end.
             state.computes = True
             state.clear_table()
+            self._loads.runs(request_id)
         self._books.journal.stats.recomputes += 1
         outcomes.failed.append(request_id)
 
@@ -345,10 +359,9 @@ class OffloadManager:
                 transfer.overdue = True
                 books.journal.overdue(transfer)
         for transfer in late_loads:
-            request_id, transfer.request_id = transfer.request_id, None
-            if transfer.wanted:
-                self._give_up(transfer)
+            request_id = transfer.request_id
             if request_id is not None:
+                self._orphan(transfer)
                 self._recompute(request_id, outcomes)
 
     def _count_admission(self, state: RequestState, device_tokens: int, loaded: int) -> None:
@@ -371,17 +384,19 @@ class OffloadManager:
         it looks at everything."""
         books = self._books
         books.ledger.check()
+        loads = [transfer for transfer in books.ledger if transfer.direction is Direction.LOAD]
+        stores = [transfer for transfer in books.ledger if transfer.direction is Direction.STORE]
         held = [state.held for state in self._requests.values() if state.held is not None]
         pins: Counter[Slot] = Counter()
-        for owner in chain((t.order.slots for t in books.ledger), (h.slots for h in held)):
+        for owner in chain((load.order.slots for load in loads), (match.slots for match in held)):
             pins.update(owner)
         filling: dict[Key, Slot] = {}
-        for transfer in books.ledger:
-            if transfer.wanted and transfer.direction is Direction.STORE:
-                filling.update(zip(transfer.keys, transfer.order.slots, strict=True))
-        books.pool.check(pins, filling)
-        loading = Counter(live_keys(books.ledger, Direction.LOAD))
-        ensure(self._loads.loading.counts() == loading, "keys are waited for that nobody loads")
+        for store in stores:
+            if store.wanted:
+                filling.update(zip(store.keys, store.order.slots, strict=True))
+        books.pool.check(pins, [slot for store in stores for slot in store.order.slots], filling)
+        wanted = {load.id for load in loads if load.wanted}
+        ensure(set(self._loads.wanted) == wanted, "a load is waited for that nobody wants")
         for transfer in books.ledger:
             if transfer.request_id is not None:
                 ensure(transfer.request_id in self._requests, "a load for a request that is gone")
@@ -390,8 +405,7 @@ class OffloadManager:
         """Pins that the device pool should hold for Forebay now. For adapters' tests."""
         pins: Counter[BlockId] = Counter()
         for transfer in self._books.ledger:
-            order = transfer.order
-            pins.update(chain(order.blocks, order.move_to, order.move_from))
+            pins.update(transfer.pinned_blocks)
         for state in self._requests.values():
             if state.held is not None:
                 pins.update(state.held.blocks)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.engine import DevicePool
 from forebay.groups import KVLayout
 from forebay.ids import BlockId, Key, Slot
-
-_FIRST_LOOK = 32  # blocks looked up at once; doubled as long as everything is found, so that a miss is cheap
-_LONGEST_LOOK = 4096
+from forebay.pool import HostPool
 
 
 @dataclass(slots=True)
@@ -44,6 +42,8 @@ class Match:
     gaps: list[Key]
     """Keys that would have to appear somewhere for the match to become longer: it stays what it is until one
     of them does."""
+    witnesses: list[Key] = field(default_factory=list)
+    """Keys of the blocks after the hit that a drafter wants to match too. They are not copied, so not pinned."""
 
     @property
     def num_copies(self) -> int:
@@ -55,7 +55,7 @@ def longest_match(
     keys: Sequence[Sequence[Key]],
     have_tokens: int,
     limit_tokens: int,
-    index: Mapping[Key, Slot],
+    pool: HostPool,
     device: DevicePool | None,
 ) -> Match:
     """The longest hit of at most `limit_tokens` tokens in all, where the engine has `have_tokens` already.
@@ -78,7 +78,7 @@ def longest_match(
             stop = length // span + group.blocks_beyond_hit
             known = found.get(number)
             if known is None or known.start != start or known.stop < stop:
-                known = found[number] = _walk(keys[number], start, stop, index.get, device)
+                known = found[number] = _walk(keys[number], start, stop, pool, device)
             if known.stop < stop:
                 if known.stop < len(keys[number]):
                     gaps.append(keys[number][known.stop])
@@ -86,33 +86,25 @@ def longest_match(
                 length -= length % layout.alignment_tokens
                 break
         else:
+            witnesses: list[Key] = []
             for number, sources in found.items():
-                sources.cut(length // layout.groups[number].span_tokens)
-            return Match(length - have_tokens, [found[g] for g in range(len(keys))], gaps)
+                stop = length // layout.groups[number].span_tokens
+                witnesses += keys[number][stop : stop + layout.groups[number].blocks_beyond_hit]
+                sources.cut(stop)
+            return Match(length - have_tokens, [found[g] for g in range(len(keys))], gaps, witnesses)
     return Match(0, [], gaps)
 
 
-def _walk(
-    keys: Sequence[Key],
-    start: int,
-    stop: int,
-    host_slot: Callable[[Key], Slot | None],
-    device: DevicePool | None,
-) -> Sources:
+def _walk(keys: Sequence[Key], start: int, stop: int, pool: HostPool, device: DevicePool | None) -> Sources:
     """Find the blocks from `start` on until one is nowhere; a gap on one side is bridged by the other."""
     sources = Sources(start, start)
-    at, end, look = start, min(stop, len(keys)), _FIRST_LOOK
+    at, end = start, min(stop, len(keys))
     while at < end:
-        slots = list(map(host_slot, keys[at : min(end, at + look)]))
-        look = min(2 * look, _LONGEST_LOOK)
-        try:
-            hits = slots.index(None)
-        except ValueError:
-            hits = len(slots)
-        sources.host += slots[:hits]  # type: ignore[arg-type]  # the first None is at `hits`
-        sources.host_at += range(at, at + hits)
-        at += hits
-        if hits < len(slots):
+        slots = pool.find_run(keys, at, end)
+        sources.host += slots
+        sources.host_at += range(at, at + len(slots))
+        at += len(slots)
+        if at < end:
             blocks = device.find_run(keys, at, end) if device is not None else []
             if not blocks:
                 break

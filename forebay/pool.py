@@ -3,28 +3,39 @@
     free ──reserve──▶ filling ──commit──▶ cached
       ▲                  │                  │ evict: nobody pins it and nothing on the host builds on it
       │                  │                  │
-      │◀── last unpin ── │ ◀── forget ──────┤ (while a copy still reads or writes it)
+      │◀── copy ended ── │ ◀── forget ──────┤ (while a copy still reads or writes it)
       └─────────────────────────────────────┘
 
-A slot is free, cached (its key is in the index) or filling: held by a copy and without a key that anybody can
-find, because it is still being written, or because its key was forgotten while a copy was running. A filling slot
-becomes free only when the last pin goes, so memory is never reused under a running copy.
+A slot is free, cached (its key can be found) or filling: in the hands of a copy and without a key that anybody can
+find, because it is still being written, or because its key was forgotten while a copy was running. Such a slot
+becomes free only when that copy has ended, so memory is never reused under it.
 
-Nothing is kept per slot until it is used: a pool of a million slots is a counter. The books are dicts and sets
-over whole batches of keys; no method loops in Python over blocks that are simply stored, found or unpinned.
+Nothing is kept per slot until it is used: a pool of a million slots is a counter. The books are dicts and sets,
+kept by the batch; no method loops in Python over blocks that are simply stored, found or unpinned.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import cast
 
 from forebay.errors import CapacityError, ensure
 from forebay.ids import Key, Slot
 from forebay.policies import Policy
 from forebay.tally import Tally
 
-_MIN_LOOK = 32  # candidates looked at per round of an eviction, at least
+
+class Run:
+    """Blocks of one chain that were stored together: every key builds on the one before it, the first on `above`.
+    Blocks leave from the end."""
+
+    __slots__ = ("above", "keys")
+
+    def __init__(self, keys: list[Key], above: Key | None) -> None:
+        self.keys = keys
+        self.above = above
 
 
 class HostPool:
@@ -33,14 +44,13 @@ class HostPool:
             raise CapacityError("slots", slots, "at least 1")
         self._capacity = slots
         self._policy = policy
-        self._index: dict[Key, Slot] = {}
-        self._filling: dict[Key, Slot] = {}
-        self._lost: set[Slot] = set()  # filling slots whose key was forgotten; free after the last unpin
+        self._slots: dict[Key, Slot] = {}  # every key that has a slot, cached or filling
+        self._filling: set[Slot] = set()  # slots of keys that are on the way
+        self._lost: set[Slot] = set()  # slots whose key was forgotten while a copy uses them
         self._pins: Tally[Slot] = Tally()
         self._unused: list[Slot] = []  # slots that were used before and are free again
-        self._first_fresh = 0  # slots from here on were never used
-        self._parent: dict[Key, Key] = {}  # cached and filling keys that build on another key
-        self._children: Counter[Key] = Counter()  # key -> cached and filling keys that build on it
+        self._runs: list[Run | None] = []  # by slot, up to the first that was never used
+        self._branches: Counter[Key] = Counter()  # key -> runs that begin on it
         self._exhausted = False  # the last eviction found too little, and nothing changed since
         self._removed: list[Key] = []
         self.evictions = 0
@@ -54,7 +64,7 @@ class HostPool:
 
     @property
     def free(self) -> int:
-        return len(self._unused) + self._capacity - self._first_fresh
+        return len(self._unused) + self._capacity - len(self._runs)
 
     @property
     def filling(self) -> int:
@@ -62,29 +72,49 @@ class HostPool:
 
     @property
     def cached(self) -> int:
-        return len(self._index)
+        return len(self._slots) - len(self._filling)
 
     @property
     def pinned(self) -> int:
+        """Slots that matches and loads hold."""
         return len(self._pins)
 
-    @property
-    def index(self) -> Mapping[Key, Slot]:
-        """Cached keys and their slots. Read it, do not keep it."""
-        return self._index
+    # --- looking -----------------------------------------------------------------------------------
 
     def __contains__(self, key: Key) -> bool:
         """Whether the key is cached."""
-        return key in self._index
+        slot = self._slots.get(key)
+        return slot is not None and slot not in self._filling
 
     def on_the_way(self, key: Key) -> bool:
         """Whether a store of this key is planned or running."""
-        return key in self._filling
+        return self._slots.get(key) in self._filling
 
-    def missing(self, keys: Iterable[Key], start: int = 0) -> list[int]:
+    def index(self) -> dict[Key, Slot]:
+        """A copy of all cached keys and their slots, for tests and tools."""
+        return {key: slot for key, slot in self._slots.items() if slot not in self._filling}
+
+    def find_run(self, keys: Sequence[Key], start: int, stop: int) -> list[Slot]:
+        """Slots that hold keys[start], keys[start + 1], … until the first that is not cached."""
+        slots = self._slots
+        if start >= stop or keys[start] not in slots:
+            return []
+        found: list[Slot] = []
+        with suppress(KeyError):  # what came before the first miss is in the list
+            found.extend(map(slots.__getitem__, keys[start:stop]))
+        if self._filling and not self._filling.isdisjoint(found):
+            filling = self._filling
+            del found[next(i for i, slot in enumerate(found) if slot in filling) :]
+        return found
+
+    def missing(self, keys: Sequence[Key], start: int = 0) -> Sequence[int]:
         """Positions, counted from `start`, of the keys that are neither cached nor on the way."""
-        index, filling = self._index, self._filling
-        return [i for i, key in enumerate(keys, start) if key not in index and key not in filling]
+        slots = self._slots
+        if slots.keys().isdisjoint(keys):
+            return range(start, start + len(keys))
+        if all(map(slots.__contains__, keys)):
+            return ()
+        return [i for i, key in enumerate(keys, start) if key not in slots]
 
     # --- the life of a slot ------------------------------------------------------------------------
 
@@ -95,14 +125,14 @@ class HostPool:
         """
         short = count - self.free
         if short > 0 and not self._exhausted:
-            self._exhausted = self._evict(short, keep) < short
+            self._evict(short, keep)
         return min(count, self.free)
 
-    def reserve(self, keys: Sequence[Key], parents: Sequence[Key | None] | None) -> list[Slot]:
-        """Take a free slot for each key, filling and pinned once, until commit or forget.
+    def reserve(self, keys: Sequence[Key], *, chained: bool, above: Key | None = None) -> list[Slot]:
+        """Take a free slot for each key, filling until commit() or forget().
 
-        The keys are neither cached nor on the way, and make_room() has said that there is room. `parents` names
-        the key each one builds on: while the child is on the host, the parent is not evicted.
+        The keys are new here, and make_room() has said that there is room. If they are `chained`, each builds on
+        the one before and the first on `above`: while a key is on the host, what it builds on is not evicted.
         """
         count = len(keys)
         ensure(count <= self.free, "more slots reserved than are free")
@@ -110,70 +140,85 @@ class HostPool:
         again = min(count, len(unused))
         slots = unused[len(unused) - again :]
         del unused[len(unused) - again :]
-        if again < count:
-            first = self._first_fresh
-            self._first_fresh = first + count - again
-            slots += map(Slot, range(first, self._first_fresh))
-        before = self.filling
-        self._filling.update(zip(keys, slots, strict=True))
-        ensure(self.filling == before + count, "a key was reserved twice")
-        self._pins.add(slots)
-        if parents is not None:
-            self._link(keys, parents)
+        first_fresh = len(self._runs)
+        slots += cast("Iterable[Slot]", range(first_fresh, first_fresh + count - again))
+        run = Run(list(keys), above) if chained else None
+        self._runs += [run] * (count - again)
+        for slot in slots[:again]:
+            self._runs[slot] = run
+        if run is not None and above is not None:
+            self._branches[above] += 1
+        before = len(self._slots)
+        self._slots.update(zip(keys, slots, strict=True))
+        ensure(len(self._slots) == before + count, "a key was reserved that has a slot")
+        self._filling.update(slots)
         return slots
 
     def commit(self, keys: Sequence[Key], slots: Sequence[Slot]) -> None:
-        """The bytes of these keys have arrived: they can be found from now on. Chain order, head first.
-
-        The pins stay until unpin().
-        """
-        deque(map(self._filling.__delitem__, keys), maxlen=0)
-        before = len(self._index)
-        self._index.update(zip(keys, slots, strict=True))
-        ensure(len(self._index) == before + len(keys), "a key was committed twice")
-        self._policy.insert(reversed(keys))
+        """The bytes of these keys have arrived: they can be found from now on. Chain order, head first."""
+        before = len(self._filling)
+        self._filling.difference_update(slots)
+        ensure(len(self._filling) == before - len(slots), "a slot was committed that is not filling")
+        self._policy.insert(keys)
         self._exhausted = False
 
+    def release(self, slots: Iterable[Slot]) -> None:
+        """The store into these slots has ended: those that lost their key are free."""
+        if self._lost:
+            self._free_lost(self._lost.intersection(slots))
+
     def pin(self, slots: Collection[Slot]) -> None:
-        """Keep these slots from being reused. Who pins says who unpins."""
+        """Keep these cached slots from being reused. Who pins says who unpins."""
         self._pins.add(slots)
 
     def unpin(self, slots: Sequence[Slot]) -> None:
         """Let go of these slots; those that lost their key and their last pin are free."""
         gone = self._pins.drop(slots)
-        if self._lost and not self._lost.isdisjoint(gone):
-            freed = self._lost.intersection(gone)
-            self._lost -= freed
-            self._unused += freed
+        if self._lost:
+            self._free_lost(self._lost.intersection(gone))
         self._exhausted = False
 
     def touch(self, keys: Sequence[Key]) -> None:
         """These keys, in chain order, were hit, on the host or on the device: they stay longer."""
-        index = self._index
-        self._policy.touch([key for key in reversed(keys) if key in index])
+        if self._filling or not all(map(self._slots.__contains__, keys)):
+            keys = [key for key in keys if key in self]
+        if keys:
+            self._policy.touch(keys)
 
     def forget(self, keys: Sequence[Key], slots: Sequence[Slot]) -> None:
         """These keys must not be found in these slots any more, cached or on the way: a copy failed or is not
-        wanted. A key that has found another slot in the meantime stays there."""
-        cached = _still_there(self._index, keys, slots)
+        wanted. A key that has found another slot in the meantime stays there. A slot that a copy still uses is
+        free when release() or the last unpin() says that the copy has ended."""
+        there = [(key, slot) for key, slot in zip(keys, slots, strict=True) if self._slots.get(key) == slot]
+        cached = [key for key, slot in there if slot not in self._filling]
         if cached:
             self._policy.remove(cached)
-            self._drop_slots(self._index, cached)
             self._removed += cached
-        filling = _still_there(self._filling, keys, slots)
-        if filling:
-            self._drop_slots(self._filling, filling)
-        self._unlink(cached + filling)
+        self._break_runs(there)
+        for key, slot in there:
+            del self._slots[key]
+            self._runs[slot] = None
+            if slot in self._filling:
+                self._filling.remove(slot)
+                self._lost.add(slot)
+            elif slot in self._pins:
+                self._lost.add(slot)
+            else:
+                self._unused.append(slot)
         self._exhausted = False
         self.epoch += 1
 
     def reset(self) -> None:
         """Forget every key at once. Slots that copies still use become free when those have ended."""
         self._policy.clear()
-        self._drop_slots(self._index, list(self._index))
-        self._drop_slots(self._filling, list(self._filling))
-        self._parent.clear()
-        self._children.clear()
+        used = set(self._slots.values())
+        in_use = {slot for slot in used if slot in self._filling or slot in self._pins}
+        self._lost |= in_use
+        self._unused += used - in_use
+        self._slots.clear()
+        self._filling.clear()
+        self._branches.clear()
+        self._runs = [None] * len(self._runs)
         self._removed.clear()
         self._exhausted = False
         self.epoch += 1
@@ -193,95 +238,119 @@ class HostPool:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _drop_slots(self, books: dict[Key, Slot], keys: Sequence[Key]) -> None:
-        slots = list(map(books.pop, keys))
-        pins = self._pins
-        if len(pins):
-            held = [slot for slot in slots if slot in pins]
-            self._lost.update(held)
-            slots = [slot for slot in slots if slot not in pins]
+    def _free_lost(self, slots: set[Slot]) -> None:
+        self._lost -= slots
         self._unused += slots
 
-    def _evict(self, count: int, keep: Container[Key]) -> int:
-        """Free up to `count` slots; returns how many.
+    def _evict(self, count: int, keep: Container[Key]) -> None:
+        """Free up to `count` slots.
 
         The policy names candidates in its order. One that is pinned, kept, or has something on the host building
-        on it is postponed: without its head a tail cannot be hit, so tails go first. Postponing in reverse turns
-        a chain that stands head first in the queue around, so that the next eviction finds its tail at once.
+        on it must stay: without its head a tail cannot be hit, so tails go first. Where a head came up before its
+        tail, it is next as soon as the tail has gone.
         """
-        index, pins, children, parent = self._index, self._pins, self._children, self._parent
-        policy = self._policy
-        found = 0
-        looks = 2 * len(index)  # every key may be postponed once and chosen once
-        while found < count and looks > 0:
-            batch = policy.candidates(max(count - found, _MIN_LOOK))
-            if not batch:
-                break
-            victims, staying = [], []
-            for key in batch:
-                if found == count:
+        slots, runs, pins, branches = self._slots, self._runs, self._pins, self._branches
+        victims: list[Key] = []
+        staying: dict[Key, None] = {}
+        kept_one = False
+        for candidate in self._policy.candidates():
+            key: Key | None = candidate
+            while key is not None:
+                slot = slots[key]
+                run = runs[slot]
+                is_tail = key not in branches and (run is None or run.keys[-1] == key)
+                if not is_tail or slot in pins or key in keep:
+                    kept_one = kept_one or key in keep
+                    staying[key] = None
                     break
-                if key in children or key in keep or index[key] in pins:
-                    staying.append(key)
-                    continue
-                found += 1
                 victims.append(key)
-                above = parent.pop(key, None)
-                if above is not None:
-                    left = children[above] - 1
-                    if left:
-                        children[above] = left
-                    else:
-                        del children[above]
-            looks -= len(victims) + len(staying)
-            policy.evict(victims)
-            policy.postpone(staying[::-1])
-            self._unused += map(index.pop, victims)
-            self._removed += victims
-            self.evictions += len(victims)
-        return found
+                key = self._leave_run(run) if run is not None else None
+                if key not in staying or len(victims) == count:
+                    break
+                del staying[key]
+            if len(victims) == count:
+                break
+        # A chain that came up head first goes back with its tail to go first.
+        self._policy.postpone(list(staying))
+        self._policy.evict(victims)
+        self._unused += map(slots.pop, victims)
+        self._removed += victims
+        self.evictions += len(victims)
+        # What was only kept for this caller may go for the next one.
+        self._exhausted = len(victims) < count and not kept_one
 
-    def _link(self, keys: Sequence[Key], parents: Sequence[Key | None]) -> None:
-        known = [above for above in parents if above is not None]
-        if len(known) == len(keys):
-            self._parent.update(zip(keys, known, strict=True))
+    def _leave_run(self, run: Run) -> Key | None:
+        """The last key of the run goes; returns the key it was built on."""
+        run.keys.pop()
+        if run.keys:
+            return run.keys[-1]
+        if run.above is not None:
+            self._end_branch(run.above)
+        return run.above
+
+    def _end_branch(self, above: Key) -> None:
+        if self._branches[above] == 1:
+            del self._branches[above]
         else:
-            pairs = zip(keys, parents, strict=True)
-            self._parent.update((key, above) for key, above in pairs if above is not None)
-        self._children.update(known)
+            self._branches[above] -= 1
 
-    def _unlink(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            above = self._parent.pop(key, None)
-            if above is not None:
-                self._children[above] -= 1
-                if not self._children[above]:
-                    del self._children[above]
+    def _break_runs(self, gone: Iterable[tuple[Key, Slot]]) -> None:
+        """Keys go out of the middle of runs: what is left of a run behind one of them becomes a run of its own,
+        which still builds on the key that went."""
+        by_run: dict[Run, set[Key]] = {}
+        for key, slot in gone:
+            run = self._runs[slot]
+            if run is not None:
+                by_run.setdefault(run, set()).add(key)
+        for run, lost in by_run.items():
+            if run.above is not None:
+                self._end_branch(run.above)
+            piece = Run([], run.above)
+            for key in run.keys:
+                if key in lost:
+                    piece = Run([], key)
+                else:
+                    if not piece.keys and piece.above is not None:
+                        self._branches[piece.above] += 1
+                    piece.keys.append(key)
+                    self._runs[self._slots[key]] = piece
 
-    def check(self, pins: Counter[Slot], filling: Mapping[Key, Slot]) -> None:
-        """Raise InvariantError unless the books agree with each other and with their owners': `pins` that live
-        transfers and matches hold, and the keys that live stores are `filling`."""
-        free = set(self._unused) | set(range(self._first_fresh, self._capacity))
-        cached = set(self._index.values())
-        busy = set(self._filling.values()) | self._lost
+    # --- proof -------------------------------------------------------------------------------------
+
+    def check(self, pins: Counter[Slot], storing: Collection[Slot], filling: Mapping[Key, Slot]) -> None:
+        """Raise InvariantError unless the books agree with each other and with their owners': the `pins` that
+        matches and live loads hold, the slots that live stores write, wanted or not, and the keys of the wanted
+        ones, which are `filling`."""
+        free = set(self._unused) | set(range(len(self._runs), self._capacity))
+        index = self.index()
+        cached = set(index.values())
+        busy = self._filling | self._lost
         ensure(len(free) == self.free, "a slot is free twice")
-        ensure(len(cached) == self.cached, "two keys share a slot")
-        ensure(len(busy) == self.filling, "two copies fill one slot")
+        ensure(len(cached) == len(index) == self.cached, "two keys share a slot")
+        ensure(len(busy) == self.filling, "a slot is filling and lost")
         ensure(self.free + self.filling + self.cached == self._capacity, "slots were lost or invented")
         ensure(len(free | cached | busy) == self._capacity, "a slot is in two states")
-        ensure(self._index.keys().isdisjoint(self._filling), "a cached key is on the way again")
         ensure(self._pins.counts() == pins, "a pin without a live owner, or an owner without its pin")
         ensure(free.isdisjoint(pins), "a free slot is pinned")
-        ensure(busy <= pins.keys(), "a filling slot without a pin")
-        ensure(self._filling == dict(filling), "a filling key without a live store")
+        ensure(busy <= pins.keys() | set(storing), "a filling slot without a copy")
+        ensure(set(storing) <= busy, "a store writes to a slot that is not its own")
+        ensure(
+            {k: s for k, s in self._slots.items() if s in self._filling} == dict(filling), "filling keys differ"
+        )
         policy_keys = self._policy.keys()
         ensure(len(policy_keys) == self.cached, "the policy counts other keys than the index")
-        ensure(self._index.keys() == set(policy_keys), "the policy orders other keys than the index")
+        ensure(index.keys() == set(policy_keys), "the policy orders other keys than the index")
         self._policy.check()
-        resident = self._index.keys() | self._filling.keys()
-        ensure(self._parent.keys() <= resident, "a key that is gone still holds its parent")
-        ensure(Counter(self._parent.values()) == self._children, "children are counted wrong")
+        self._check_runs()
 
-
-def _still_there(books: dict[Key, Slot], keys: Sequence[Key], slots: Sequence[Slot]) -> list[Key]:
-    return [key for key, slot in zip(keys, slots, strict=True) if books.get(key) == slot]
+    def _check_runs(self) -> None:
+        runs = {self._runs[slot] for slot in self._slots.values()} - {None}
+        for run in runs:
+            if run is not None:
+                there = [self._runs[self._slots[key]] is run for key in run.keys if key in self._slots]
+                ensure(all(there) and len(there) == len(run.keys) > 0, "a run names keys that left it")
+        in_runs = sum(len(run.keys) for run in runs if run is not None)
+        chained = sum(self._runs[slot] is not None for slot in self._slots.values())
+        ensure(in_runs == chained, "a key is missing from its run")
+        above = Counter(run.above for run in runs if run is not None and run.above is not None)
+        ensure(above == self._branches, "branches are counted wrong")

@@ -7,12 +7,12 @@ that ends: eager what is left of it, lazy only if the device might reuse it befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from forebay.books import Books
 from forebay.config import Mode
 from forebay.events import Stored
-from forebay.ids import BlockId, Key, group_of
+from forebay.ids import BlockId, Key
 from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
@@ -31,12 +31,23 @@ class Stores:
         state.learn_keys(self._books.layout)
         due = []
         for number, group in enumerate(self._books.layout.groups):
-            cursor = state.cursors[number]
+            cursor = self._cursor(state, number)
             ready = self._num_ready(state, number, confirmed_tokens)
             if cursor < ready:
                 cursor = state.cursors[number] = self._store(state, number, cursor, ready)
             due.append((cursor + 1) * group.span_tokens)
         state.next_store_tokens = min(due)
+
+    def _cursor(self, state: RequestState, number: int) -> int:
+        """Where to go on storing. If the last block before that has left the host, everything is looked at again:
+        tails leave before heads, and a tail is worth nothing without them."""
+        cursor = state.cursors[number]
+        pool = self._books.pool
+        if cursor and self._books.layout.groups[number].needs_whole_prefix:
+            last = state.keys[number][cursor - 1]
+            if last not in pool and not pool.on_the_way(last):
+                return 0
+        return cursor
 
     def flush(self, state: RequestState, confirmed_tokens: int) -> None:
         """Plan whatever of an ending request is not on the host: its last blocks, blocks whose store failed, and
@@ -65,24 +76,30 @@ class Stores:
         for block, key in zip(blocks, keys, strict=True):
             if key is not None:
                 waiting.setdefault(key, block)
-        todo = books.pool.missing(waiting)
+        wanted = list(waiting)
+        todo = books.pool.missing(wanted)
         if on_the_way:
             # The bus is behind. Pinned blocks are blocks the engine cannot take: leave it half of the rest.
             todo = todo[: len(blocks) // 2]
-        if not todo:
-            return
-        candidates = list(waiting.items())
-        chosen = [candidates[i] for i in todo]
-        wanted = [key for key, _ in chosen]
-        parents = [self._ancestry.parent(key) for key in wanted]
-        room = self._room_for(wanted, parents)
+        keep = {above for i in todo if (above := self._ancestry.parent(wanted[i])) is not None}
+        room = self._room_for(len(todo), keep)
         # The device evicts tails before heads; stores are committed in chain order, heads first.
-        wanted, parents = wanted[:room][::-1], parents[:room][::-1]
-        sources = [block for _, block in chosen[:room]][::-1]
-        if wanted:
-            transfer = self._reserve(wanted, parents, sources, keeps_place=True)
+        for chain in self._chains([wanted[i] for i in reversed(todo[:room])]):
+            above = self._ancestry.parent(chain[0])
+            transfer = self._reserve(chain, above, [waiting[key] for key in chain], chained=True, keeps_place=True)
             if books.journal.events_on:
-                transfer.events += map(self._lazy_event, wanted, parents)
+                transfer.events += self._lazy_events(chain, above)
+
+    def _chains(self, keys: Sequence[Key]) -> Iterator[list[Key]]:
+        """Split into runs of keys each of which builds on the one before."""
+        chain: list[Key] = []
+        for key in keys:
+            if chain and self._ancestry.parent(key) != chain[-1]:
+                yield chain
+                chain = []
+            chain.append(key)
+        if chain:
+            yield chain
 
     def take_planned(self) -> list[Transfer]:
         """What was planned since the last call and is still wanted; it no longer grows."""
@@ -102,63 +119,54 @@ class Stores:
         todo = books.pool.missing(keys[start:stop], start)
         if not todo:
             return stop
-        if len(todo) == stop - start:
-            wanted, blocks = keys[start:stop], table[start:stop]
-        else:
-            wanted, blocks = [keys[i] for i in todo], [table[i] for i in todo]
-        if books.device.keys_of(blocks) != wanted:
-            todo, wanted, blocks = self._find_again(keys, todo, blocks)
-            if not todo:
-                return stop
         group = books.layout.groups[number]
-        parents: list[Key | None] | None = None
-        if group.needs_whole_prefix:
-            parents = [keys[i - 1] if i else None for i in todo]
-        room = self._room_for(wanted, parents)
+        whole = len(todo) == stop - start
+        blocks = table[start:stop] if whole else [table[i] for i in todo]
+        if not group.needs_whole_prefix:
+            # Such a group drops blocks while the request runs. In the others a block is the request's to the end.
+            wanted = keys[start:stop] if whole else [keys[i] for i in todo]
+            if books.device.keys_of(blocks) != wanted:
+                todo, blocks = self._find_again(keys, todo, blocks)
+        keep = {keys[i - 1] for i in todo if i} if books.pool.free < len(todo) else ()
+        room = self._room_for(len(todo), keep)
         resume = stop if room == len(todo) else todo[room]
-        del todo[room:], wanted[room:], blocks[room:]
-        if todo:
-            transfer = self._reserve(wanted, parents and parents[:room], blocks, keeps_place=False)
+        for first, last in _spans(todo[:room]):
+            chain, at = keys[todo[first] : todo[last - 1] + 1], todo[first]
+            above = keys[at - 1] if at else None
+            transfer = self._reserve(
+                chain, above, blocks[first:last], chained=group.needs_whole_prefix, keeps_place=False
+            )
             if books.journal.events_on:
-                transfer.events += self._events(state, number, todo)
+                transfer.events.append(self._event(state, number, at, at + len(chain)))
         return resume
 
     def _find_again(
-        self, keys: Sequence[Key], todo: list[int], blocks: list[BlockId]
-    ) -> tuple[list[int], list[Key], list[BlockId]]:
+        self, keys: Sequence[Key], todo: Sequence[int], blocks: list[BlockId]
+    ) -> tuple[list[int], list[BlockId]]:
         """Some blocks of the table are not what they were: a window dropped them, or they have no key yet. The
         device may still have the content elsewhere; what it does not have is left out."""
         device = self._books.device
-        found: list[tuple[int, Key, BlockId]] = []
+        found: list[tuple[int, BlockId]] = []
         for i, block, has in zip(todo, blocks, device.keys_of(blocks), strict=True):
             if has == keys[i]:
-                found.append((i, keys[i], block))
+                found.append((i, block))
             elif elsewhere := device.find_run(keys, i, i + 1):
-                found.append((i, keys[i], elsewhere[0]))
-        return [i for i, _, _ in found], [k for _, k, _ in found], [b for _, _, b in found]
+                found.append((i, elsewhere[0]))
+        return [i for i, _ in found], [block for _, block in found]
 
-    def _room_for(self, keys: Sequence[Key], parents: Sequence[Key | None] | None) -> int:
-        pool = self._books.pool
-        wanted = len(keys)
-        if pool.free >= wanted:
-            return wanted
-        # Never evict what the new blocks build on: without it they could not be hit.
-        keep = {above for above in parents or () if above is not None}
-        room = pool.make_room(wanted, keep)
+    def _room_for(self, wanted: int, keep: Container[Key]) -> int:
+        """Slots for so many blocks, or as many as there are. What they build on is kept: without it they could
+        not be hit."""
+        room = self._books.pool.make_room(wanted, keep)
         self._books.journal.stats.stores_without_room += wanted - room
         return room
 
     def _reserve(
-        self,
-        keys: list[Key],
-        parents: Sequence[Key | None] | None,
-        blocks: list[BlockId],
-        *,
-        keeps_place: bool,
+        self, keys: list[Key], above: Key | None, blocks: list[BlockId], *, chained: bool, keeps_place: bool
     ) -> Transfer:
-        """Take slots, pin both sides and put the pairs on this step's transfer."""
+        """Take slots, pin the blocks and put the pairs on this step's transfer."""
         books = self._books
-        slots = books.pool.reserve(keys, parents)
+        slots = books.pool.reserve(keys, chained=chained, above=above)
         books.device.pin(blocks)
         transfer = self._open.get(keeps_place)
         if transfer is None or transfer.state is not State.PLANNED:
@@ -170,30 +178,39 @@ class Stores:
         transfer.order.slots.extend(slots)
         return transfer
 
-    def _events(self, state: RequestState, number: int, stored: Sequence[int]) -> Iterator[Stored]:
-        """One event for each run of consecutive blocks."""
+    def _event(self, state: RequestState, number: int, start: int, stop: int) -> Stored:
         span = self._books.layout.groups[number].span_tokens
         keys, request = state.keys[number], state.request
-        first = 0
-        for i in range(1, len(stored) + 1):
-            if i < len(stored) and stored[i] == stored[i - 1] + 1:
-                continue
-            start, stop = stored[first], stored[i - 1] + 1
-            yield Stored(
-                keys=keys[start:stop],
-                parent=keys[start - 1] if start else None,
-                token_ids=request.token_ids(start * span, stop * span),
-                tokens_per_block=span,
-                group=number,
-                extra=request.event_extra,
-            )
-            first = i
+        return Stored(
+            keys=keys[start:stop],
+            parent=keys[start - 1] if start else None,
+            token_ids=request.token_ids(start * span, stop * span),
+            tokens_per_block=span,
+            group=number,
+            extra=request.event_extra,
+        )
 
-    def _lazy_event(self, key: Key, parent: Key | None) -> Stored:
-        """The request that computed the block is gone, and its tokens with it."""
-        group = group_of(key)
-        span = self._books.layout.groups[group].span_tokens
-        return Stored([key], parent, (), span, group)
+    def _lazy_events(self, chain: Sequence[Key], above: Key | None) -> Iterator[Stored]:
+        """The requests that computed these blocks are gone, and their tokens with them."""
+        layout = self._books.layout
+        for key in chain:
+            group = layout.group_of(key)
+            yield Stored([key], above, (), layout.groups[group].span_tokens, group)
+            above = key
+
+
+def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut ascending numbers into runs without a gap: positions (first, one past the last) of each."""
+    if not numbers:
+        return
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        yield 0, len(numbers)
+        return
+    first = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield first, i
+            first = i
 
 
 class Ancestry:

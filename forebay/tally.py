@@ -40,6 +40,7 @@ class Tally(Generic[T]):
             ensure(len(held) == before + len(items), "one batch names an item twice")
             return
         extra = self._extra
+        ensure(len(set(items)) == len(items), "one batch names an item twice")
         for item in items:
             if item in held:
                 extra[item] = extra.get(item, 0) + 1
@@ -55,6 +56,7 @@ class Tally(Generic[T]):
             held.difference_update(items)
             ensure(len(held) == before - len(items), "one batch names an item twice")
             return items
+        ensure(len(set(items)) == len(items), "one batch names an item twice")
         gone = []
         for item in items:
             left = extra.get(item)

@@ -15,7 +15,7 @@ reports keeps its memory for ever, and is counted and logged once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -82,12 +82,28 @@ class CopyOrder(NamedTuple):
         return len(self.blocks) + len(self.move_to)
 
 
+class Brings(NamedTuple):
+    """The blocks [start, stop) of a chain of keys."""
+
+    keys: Sequence[Key]
+    start: int
+    stop: int
+
+    def overlaps(self, other: Brings) -> bool:
+        """Whether a block is in both. Keys of a chain are equal up to where two prompts part, so the first
+        position they have in common tells."""
+        first = max(self.start, other.start)
+        return first < min(self.stop, other.stop) and self.keys[first] == other.keys[first]
+
+
 @dataclass(slots=True)
 class Transfer:
     order: CopyOrder
     keys: list[Key]  # keys[i] is in, or on its way to, order.slots[i]
     waiting_on: set[Rank]  # ranks that have not reported
     request_id: RequestId | None = None  # loads: who waits for it; None once nobody does
+    orphaned: bool = False  # loads: the request has left; the blocks it would have had are pinned
+    brings: list[Brings] = field(default_factory=list)  # loads: by group, what will be on the device
     keeps_place: bool = False  # lazy stores: the blocks go back to their place in the eviction order
     events: list[Stored] = field(default_factory=list)  # stores: what to announce when done
     state: State = State.PLANNED
@@ -102,6 +118,16 @@ class Transfer:
     @property
     def direction(self) -> Direction:
         return self.order.direction
+
+    @property
+    def pinned_blocks(self) -> list[BlockId]:
+        """Device blocks that are pinned on behalf of this transfer."""
+        order = self.order
+        if self.direction is Direction.STORE:
+            return order.blocks
+        if self.orphaned:
+            return [*order.move_from, *order.blocks, *order.move_to]
+        return order.move_from
 
     @property
     def is_live(self) -> bool:
@@ -212,13 +238,3 @@ class Ledger:
             ensure(len(order.move_from) == len(order.move_to), "uneven moves")
             started = transfer.submitted_at is not None
             ensure(started is (transfer.state is not State.PLANNED), "state and clock disagree")
-
-
-def live_keys(transfers: Iterable[Transfer], direction: Direction) -> list[Key]:
-    """Keys of transfers whose result is still wanted."""
-    return [
-        key
-        for transfer in transfers
-        if transfer.wanted and transfer.direction is direction
-        for key in transfer.keys
-    ]

@@ -17,15 +17,17 @@ POLICIES: dict[str, type[Policy]] = {"lru": LRU, "s3fifo": S3FIFO, "arc": ARC}
 
 def policy_class(name: str) -> type[Policy]:
     """The class that `eviction_policy: name` means."""
+    allowed = f"one of {', '.join(POLICIES)}, or 'module:Class' of a forebay.policies.Policy"
+    if not isinstance(name, str):
+        raise PolicyError("eviction_policy", name, allowed)
     if name in POLICIES:
         return POLICIES[name]
-    allowed = f"one of {', '.join(POLICIES)}, or 'module:Class' of a forebay.policies.Policy"
-    module_name, colon, class_name = str(name).partition(":")
+    module_name, colon, class_name = name.partition(":")
     if not colon:
         raise PolicyError("eviction_policy", name, allowed)
     try:
         found: object = getattr(import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
         raise PolicyError("eviction_policy", name, f"{allowed} ({error})") from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise PolicyError("eviction_policy", name, f"{allowed} (it is {found!r})")

@@ -8,7 +8,7 @@ pinned block or a head before its tail, whatever its order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from forebay.ids import Key
 
@@ -17,7 +17,7 @@ class Policy(ABC):
     """An order over the cached keys. All methods take whole batches and are called from one thread.
 
     Every cached key is in the policy exactly once, from `insert` until `evict` or `remove`. Chains are handed
-    over tail first: in a batch the first key is the first that may go.
+    over head first: in a batch the last key is the first that may go.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -25,18 +25,18 @@ class Policy(ABC):
         self.capacity = capacity
 
     @abstractmethod
-    def insert(self, keys: Iterable[Key]) -> None:
+    def insert(self, keys: Sequence[Key]) -> None:
         """These keys were just cached. None of them is in the policy."""
 
     @abstractmethod
-    def touch(self, keys: Iterable[Key]) -> None:
-        """These cached keys were hit; the last of them is the most recent."""
+    def touch(self, keys: Sequence[Key]) -> None:
+        """These cached keys were hit; the first of them is the most recent."""
 
     @abstractmethod
-    def candidates(self, count: int) -> list[Key]:
-        """Up to `count` different keys, the first to go first. They stay in the policy: the pool answers with
-        `evict` for those that go and `postpone` for those that must stay, and asks again if it needs more.
-        Returns fewer than `count` only if the policy holds fewer."""
+    def candidates(self) -> Iterator[Key]:
+        """Keys, the first to go first, until none is left or the pool has enough. A key that was yielded has left
+        the order: for each one the pool then says what became of it, with `evict` or `postpone`, before it calls
+        anything else."""
 
     @abstractmethod
     def evict(self, keys: Sequence[Key]) -> None:
@@ -48,8 +48,8 @@ class Policy(ABC):
 
     @abstractmethod
     def postpone(self, keys: Sequence[Key]) -> None:
-        """These candidates must stay. They become the last to go in their queue, in this order. This is not
-        a hit."""
+        """These candidates must stay. They go back to the end of the queue they came from, the first of them last.
+        This is not a hit."""
 
     @abstractmethod
     def clear(self) -> None:

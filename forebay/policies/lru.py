@@ -1,42 +1,81 @@
-"""Least recently used: one queue, hits go to its end."""
+"""Least recently used."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Sequence
-from itertools import islice, repeat
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from itertools import repeat
 
+from forebay.errors import ensure
 from forebay.ids import Key
 from forebay.policies.base import Policy
 
+_MIN_STALE = 1024  # entries that no longer count, before it is worth looking for them
+
 
 class LRU(Policy):
-    # An OrderedDict, not a dict: the front of a dict from which keys were deleted is found only by stepping
-    # over every deleted entry, so evicting one block at a time from a large pool would cost its size.
+    """A queue of batches. A key counts where it was put last; older entries of it are stale and skipped.
+
+        oldest [ a b c ] [ d e ] [ a b ] newest        order of eviction: c e d b a
+
+    Inserting or hitting a prompt appends one list and updates one dict, both in C; no linked list is rewired key
+    by key. Stale entries are swept when they outnumber the others.
+    """
+
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._order: OrderedDict[Key, None] = OrderedDict()
+        self._batches: deque[list[Key]] = deque()  # each head first: its last key goes first
+        self._last_put: dict[Key, list[Key]] = {}  # the batch in which a key counts
+        self._entries = 0  # over all batches
 
-    def insert(self, keys: Iterable[Key]) -> None:
-        deque(map(self._order.__setitem__, keys, repeat(None)), maxlen=0)
+    def insert(self, keys: Sequence[Key]) -> None:
+        batch = list(keys)
+        self._batches.append(batch)
+        self._last_put.update(zip(batch, repeat(batch)))
+        self._entries += len(batch)
+        if self._entries > 2 * len(self._last_put) + _MIN_STALE:
+            self._sweep()
 
-    def touch(self, keys: Iterable[Key]) -> None:
-        deque(map(self._order.move_to_end, keys), maxlen=0)
+    def touch(self, keys: Sequence[Key]) -> None:
+        self.insert(keys)
 
-    def candidates(self, count: int) -> list[Key]:
-        return list(islice(self._order, count))
+    def candidates(self) -> Iterator[Key]:
+        batches, last_put = self._batches, self._last_put
+        while batches:
+            batch = batches[0]
+            while batch:
+                key = batch.pop()
+                self._entries -= 1
+                if last_put.get(key) is batch:
+                    del last_put[key]
+                    yield key
+            batches.popleft()
 
     def evict(self, keys: Sequence[Key]) -> None:
-        deque(map(self._order.__delitem__, keys), maxlen=0)
+        """Nothing is remembered."""
 
     def remove(self, keys: Sequence[Key]) -> None:
-        self.evict(keys)
+        deque(map(self._last_put.__delitem__, keys), maxlen=0)
 
     def postpone(self, keys: Sequence[Key]) -> None:
-        self.touch(keys)
+        self.insert(keys)
 
     def clear(self) -> None:
-        self._order.clear()
+        self._batches.clear()
+        self._last_put.clear()
+        self._entries = 0
 
     def keys(self) -> Collection[Key]:
-        return self._order.keys()
+        return self._last_put.keys()
+
+    def _sweep(self) -> None:
+        last_put = self._last_put
+        for batch in self._batches:
+            batch[:] = [key for key in batch if last_put.get(key) is batch]
+        self._batches = deque(batch for batch in self._batches if batch)
+        self._entries = len(last_put)
+
+    def check(self) -> None:
+        ensure(self._entries == sum(map(len, self._batches)), "lru: entries are counted wrong")
+        counting = [key for batch in self._batches for key in batch if self._last_put.get(key) is batch]
+        ensure(len(counting) == len(self._last_put), "lru: a key has no place in the order, or two")

@@ -7,13 +7,13 @@
      └──────────────▶  ghost ──▶ (inserted again: straight to main)
 
 After Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023. One-time prompts pass through the
-small queue and never push out what is used again.
+small queue and never push out what is used again. The ghost remembers as many keys as the main queue may hold.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from forebay.errors import ensure
@@ -31,93 +31,67 @@ class S3FIFO(Policy):
         self._small: OrderedDict[Key, int] = OrderedDict()  # key -> hits, at most _MAX_HITS
         self._main: OrderedDict[Key, int] = OrderedDict()
         self._ghost: OrderedDict[Key, None] = OrderedDict()
+        self._out: dict[Key, tuple[OrderedDict[Key, int], int]] = {}  # candidates: where from, with how many hits
 
     @property
     def _small_target(self) -> int:
         return max(1, int(self.capacity * _SMALL_SHARE))
 
-    def insert(self, keys: Iterable[Key]) -> None:
+    @property
+    def _ghost_target(self) -> int:
+        return max(1, self.capacity - self._small_target)
+
+    def insert(self, keys: Sequence[Key]) -> None:
         small, main, ghost = self._small, self._main, self._ghost
-        for key in keys:
+        for key in reversed(keys):
             if key in ghost:
                 del ghost[key]
                 main[key] = 0
             else:
                 small[key] = 0
 
-    def touch(self, keys: Iterable[Key]) -> None:
+    def touch(self, keys: Sequence[Key]) -> None:
         small, main = self._small, self._main
-        for key in keys:
+        for key in reversed(keys):
             queue = small if key in small else main
             hits = queue[key]
             if hits < _MAX_HITS:
                 queue[key] = hits + 1
 
-    def candidates(self, count: int) -> list[Key]:
-        chosen: list[Key] = []
-        self._from_small(count, chosen, keep=self._small_target)
-        self._from_main(count, chosen)
-        if len(chosen) < count:
-            # Main has nothing more to give: the small queue gives what it held back, or keys that earned main.
-            chosen = []
-            self._from_small(count, chosen, keep=0)
-            self._from_main(count, chosen)
-        return chosen
-
-    def _from_small(self, count: int, chosen: list[Key], keep: int) -> None:
-        """Move on to main what earned it, choose the rest in order, until the queue is down to `keep`."""
-        left = len(self._small)
-        earned = []
-        for key, hits in self._small.items():
-            if left <= keep or len(chosen) == count:
-                break
-            left -= 1
-            if hits >= _HITS_TO_STAY:
-                earned.append(key)
-            else:
-                chosen.append(key)
-        for key in earned:
-            del self._small[key]
-            self._main[key] = 0
-
-    def _from_main(self, count: int, chosen: list[Key]) -> None:
-        taken = set(chosen)
-        for _ in range(_MAX_HITS + 1):
-            if len(chosen) == count:
-                return
-            again = []
-            for key, hits in self._main.items():
-                if len(chosen) == count:
-                    break
-                if key in taken:
+    def candidates(self) -> Iterator[Key]:
+        small, main = self._small, self._main
+        while small or main:
+            if small and (len(small) >= self._small_target or not main):
+                key, hits = small.popitem(last=False)
+                if hits >= _HITS_TO_STAY:
+                    main[key] = 0
                     continue
+                self._out[key] = small, hits
+            else:
+                key, hits = main.popitem(last=False)
                 if hits:
-                    again.append(key)
-                else:
-                    chosen.append(key)
-                    taken.add(key)
-            for key in again:
-                self._main[key] -= 1
-                self._main.move_to_end(key)
+                    main[key] = hits - 1
+                    continue
+                self._out[key] = main, hits
+            yield key
 
     def evict(self, keys: Sequence[Key]) -> None:
-        small, main, ghost = self._small, self._main, self._ghost
+        ghost = self._ghost
         for key in keys:
-            if key in small:
-                del small[key]
+            queue, _ = self._out.pop(key)
+            if queue is self._small:
                 ghost[key] = None
-            else:
-                del main[key]
-        for key in list(islice(ghost, max(0, len(ghost) - self.capacity))):
+        for key in list(islice(ghost, max(0, len(ghost) - self._ghost_target))):
             del ghost[key]
+
+    def postpone(self, keys: Sequence[Key]) -> None:
+        for key in reversed(keys):
+            queue, hits = self._out.pop(key)
+            queue[key] = hits
 
     def remove(self, keys: Sequence[Key]) -> None:
         for key in keys:
             del (self._small if key in self._small else self._main)[key]
-
-    def postpone(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            (self._small if key in self._small else self._main).move_to_end(key)
 
     def clear(self) -> None:
         self._small.clear()
@@ -130,4 +104,5 @@ class S3FIFO(Policy):
     def check(self) -> None:
         ensure(self._small.keys().isdisjoint(self._main), "s3fifo: a key is in both queues")
         ensure(self._ghost.keys().isdisjoint(self.keys()), "s3fifo: a cached key is remembered as gone")
-        ensure(len(self._ghost) <= self.capacity, "s3fifo: the ghost queue outgrew the capacity")
+        ensure(len(self._ghost) <= self._ghost_target, "s3fifo: the ghost queue outgrew the main queue")
+        ensure(not self._out, "s3fifo: a candidate was neither evicted nor postponed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -28,10 +27,10 @@ class Memory:
 class Faults:
     """Switches of one copier. All off: every copy is done by the next poll."""
 
+    only: Direction | None = None
+    """The switches below concern copies in this direction only."""
     hold: bool = False
     """Copies wait until it is switched off."""
-    hold_direction: Direction | None = None
-    """Only copies in this direction wait."""
     delay_polls: int = 0
     """Copies end so many polls later."""
     fail_nth: set[int] = field(default_factory=set)
@@ -65,9 +64,8 @@ class ByteCopier:
         self.rank = rank
         self.faults = Faults()
         self.device, self.host = device, host
-        self.reports_dropped: list[TransferId] = []
+        self.reports_dropped: list[Report] = []
         self.failed: list[TransferId] = []
-        self.on_done: Callable[[CopyOrder], None] | None = None
         self._rng = rng
         self._jobs: list[_Job] = []
         self._submitted = 0
@@ -109,23 +107,23 @@ class ByteCopier:
 
     def _is_held(self, job: _Job) -> bool:
         faults = self.faults
-        if faults.hold and faults.hold_direction in (None, job.order.direction):
+        if faults.hold and faults.only in (None, job.order.direction):
             return True
         job.polls_left -= 1
         return job.polls_left >= 0
 
     def _end(self, job: _Job) -> list[Report]:
-        faults, order = self.faults, job.order
+        order = job.order
+        faults = self.faults if self.faults.only in (None, order.direction) else Faults()
         fails = job.number in faults.fail_nth or self._rng.random() < faults.fail_chance
         self._copy(order, garble=fails)
         if fails:
             self.failed.append(order.id)
-        elif self.on_done is not None:
-            self.on_done(order)
+        report = Report(order.id, self.rank, Outcome.FAILED if fails else Outcome.DONE)
         if self._rng.random() < faults.drop_chance:
-            self.reports_dropped.append(order.id)
+            self.reports_dropped.append(report)
             return []
-        reports = [Report(order.id, self.rank, Outcome.FAILED if fails else Outcome.DONE)]
+        reports = [report]
         if faults.duplicate:
             reports *= 2
         if faults.stray:

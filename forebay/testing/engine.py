@@ -42,7 +42,7 @@ class TinyEngine:
         self.layout = layout
         self.clock = ManualClock()
         self.device = TinyDevicePool(num_blocks)
-        rng = Random(seed)
+        rng = self._rng = Random(seed)
         size = layout.bytes_per_block
         self.copiers = [ByteCopier(Rank(rank), Memory(size), Memory(size), rng) for rank in range(ranks)]
         self.manager = OffloadManager(
@@ -58,9 +58,11 @@ class TinyEngine:
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.waiting: deque[TinyRequest] = deque()
+        self.loaded: deque[TinyRequest] = deque()  # their bytes have arrived; they run before anybody is admitted
         self.running: list[TinyRequest] = []
         self.loading: dict[RequestId, TinyRequest] = {}
         self.finished: dict[RequestId, TinyRequest] = {}
+        self.accepts_less = False  # real schedulers sometimes take only a part of what they are offered
         self.preemptions = 0
         self.computed_tokens = 0
         self._keys: dict[RequestId, list[list[Key]]] = {}
@@ -94,6 +96,8 @@ class TinyEngine:
     def abort(self, request: TinyRequest) -> None:
         if request in self.waiting:
             self.waiting.remove(request)
+        elif request in self.loaded:
+            self.loaded.remove(request)
         elif request in self.running:
             self.running.remove(request)
         else:
@@ -107,7 +111,7 @@ class TinyEngine:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self.loading)
+        return len(self.waiting) + len(self.running) + len(self.loading) + len(self.loaded)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until every request has finished and every copy has ended."""
@@ -143,18 +147,15 @@ class TinyEngine:
             if request not in self.running:
                 continue  # preempted for one before it
             budget -= self._schedule_running(request, budget)
+        while self.loaded and budget > 0 and len(self.running) < self.max_running:
+            request = self.loaded.popleft()
+            self.manager.allocated(request, request.table, request.computed, 0)
+            budget -= self._start(request, budget)
         skipped: list[TinyRequest] = []
         while self.waiting and budget > 0 and len(self.running) < self.max_running:
             if self.preemptions > preemptions:
                 break  # blocks have run out: whom they were taken from comes first, in the next step
             request = self.waiting[0]
-            if request.table:  # its load is done: it only has to run
-                self.waiting.popleft()
-                self.manager.allocated(request, request.table, request.computed, 0)
-                self._told[request.id] = [len(blocks) for blocks in request.table]
-                self.running.append(request)
-                budget -= self._schedule_running(request, budget)
-                continue
             admitted = self._admit(request)
             if admitted is None:
                 skipped.append(self.waiting.popleft())
@@ -165,10 +166,13 @@ class TinyEngine:
             if request.waits_for_load:
                 self.loading[request.id] = request
             else:
-                self._told[request.id] = [len(blocks) for blocks in request.table]
-                self.running.append(request)
-                budget -= self._schedule_running(request, budget)
+                budget -= self._start(request, budget)
         self.waiting.extendleft(reversed(skipped))
+
+    def _start(self, request: TinyRequest, budget: int) -> int:
+        self._told[request.id] = [len(blocks) for blocks in request.table]
+        self.running.append(request)
+        return self._schedule_running(request, budget)
 
     def _schedule_running(self, request: TinyRequest, budget: int) -> int:
         """Give it blocks for as many tokens as fit the budget; makes room by preempting from the end."""
@@ -189,7 +193,11 @@ class TinyEngine:
         answer = self.manager.match(request, device_tokens)
         if isinstance(answer, NotYet):
             return None
-        total = device_tokens + answer.tokens
+        accepted = answer.tokens
+        if self.accepts_less:
+            step = self.layout.alignment_tokens
+            accepted = self._rng.randrange(0, accepted + step, step)
+        total = device_tokens + accepted
         table: list[list[BlockId]] = []
         used: list[BlockId] = []
         wanted = 0
@@ -212,7 +220,7 @@ class TinyEngine:
                 blocks.append(NULL if len(blocks) < group.first_needed(total) else taken.pop(0))
         request.table = table
         request.cached_tokens = request.computed = total
-        request.waits_for_load = self.manager.allocated(request, table, device_tokens, answer.tokens)
+        request.waits_for_load = self.manager.allocated(request, table, device_tokens, accepted)
         if not request.waits_for_load:
             self._drop_unseen(request)
         return True
@@ -289,7 +297,7 @@ class TinyEngine:
                 self.device.cache(blocks[i], keys[i])
         self._drop_unseen(request)
         request.waits_for_load = False
-        self.waiting.appendleft(request)
+        self.loaded.append(request)
 
     def _load_failed(self, request: TinyRequest) -> None:
         self._free(request)
@@ -298,8 +306,8 @@ class TinyEngine:
     def _preempt(self, request: TinyRequest) -> None:
         self.preemptions += 1
         self.running.remove(request)
-        self._free(request)
         self.manager.preempt(request.id)
+        self._free(request)
         self.waiting.appendleft(request)
 
     def _end(self, request: TinyRequest) -> None:
@@ -334,7 +342,7 @@ class TinyEngine:
         self.manager.check()
         self.device.check()
         ensure(+self.manager.device_pins() == +self.device.pins, "device pins without a live owner")
-        self.verify_host(self.manager.pool.index.items())
+        self.verify_host(self.manager.pool.index().items())
 
     def verify_host(self, index: Iterable[tuple[Key, Slot]]) -> None:
         for key, slot in index:

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+from tests.watched import STEPS
+
+_COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": list(HealthCheck),
+}
+settings.register_profile("default", max_examples=100, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile(
+    "long",
+    max_examples=100,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    **_COMMON,  # type: ignore[arg-type]
+)
+settings.load_profile(os.environ.get("FOREBAY_PROFILE", "default"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if STEPS.total:
+        terminalreporter.write_line(f"checked engine steps: {STEPS.total:,}")
