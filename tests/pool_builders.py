@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import deepcopy
 from itertools import islice
 from typing import Protocol
 
-from forebay.ids import Key, Slot, hash_of, make_key
+from forebay.ids import Key, Slot, make_key
 from forebay.policies import Policy, policy_class
 from forebay.pool import HostPool
 
@@ -18,29 +19,30 @@ class NewestFirst(Policy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._order: OrderedDict[Key, None] = OrderedDict()
+        self._order: OrderedDict[Key, None] = OrderedDict()  # the first to go first
 
-    def insert(self, keys: Iterable[Key]) -> None:
-        for each in keys:
+    def insert(self, keys: Sequence[Key]) -> None:
+        for each in reversed(keys):
             self._order[each] = None
             self._order.move_to_end(each, last=False)
 
-    def touch(self, keys: Iterable[Key]) -> None:
+    def touch(self, keys: Sequence[Key]) -> None:
         pass
 
-    def candidates(self, count: int) -> list[Key]:
-        return list(islice(self._order, count))
+    def candidates(self) -> Iterator[Key]:
+        while self._order:
+            yield self._order.popitem(last=False)[0]
 
     def evict(self, keys: Sequence[Key]) -> None:
+        pass
+
+    def remove(self, keys: Sequence[Key]) -> None:
         for each in keys:
             del self._order[each]
 
-    def remove(self, keys: Sequence[Key]) -> None:
-        self.evict(keys)
-
     def postpone(self, keys: Sequence[Key]) -> None:
-        for each in keys:
-            self._order.move_to_end(each)
+        for each in reversed(keys):
+            self._order[each] = None
 
     def clear(self) -> None:
         self._order.clear()
@@ -53,6 +55,9 @@ CUSTOM = f"{__name__}:NewestFirst"  # as a user would name it in `eviction_polic
 POLICY_NAMES = ("lru", "s3fifo", "arc", CUSTOM)
 
 
+# --- keys -------------------------------------------------------------------------------------------------
+
+
 def key(number: int) -> Key:
     return make_key(number.to_bytes(4, "big"), 0)
 
@@ -61,34 +66,66 @@ def keys(*wanted: int) -> list[Key]:
     return [key(number) for number in wanted]
 
 
+def leaving(*wanted: int) -> list[Key]:
+    """A batch, as policies take it, whose keys are the first to go in the order given."""
+    return keys(*reversed(wanted))
+
+
 def numbers(some_keys: Iterable[Key]) -> list[int]:
     """The numbers that keys were built from, in the order given."""
-    return [int.from_bytes(hash_of(each), "big") for each in some_keys]
+    return [int.from_bytes(each, "big") for each in some_keys]
+
+
+# --- policies ---------------------------------------------------------------------------------------------
 
 
 def make_policy(name: str, capacity: int) -> Policy:
     return policy_class(name)(capacity)
 
 
+def take(policy: Policy, count: int) -> list[Key]:
+    """Candidates, no more of them than wanted. They have to be answered."""
+    return list(islice(policy.candidates(), count))
+
+
+def evict(policy: Policy, count: int) -> list[int]:
+    """Let the first candidates go and say which they were."""
+    victims = take(policy, count)
+    policy.evict(victims)
+    policy.check()
+    return numbers(victims)
+
+
+def order(policy: Policy) -> list[int]:
+    """Everything in the order in which it would go. Changes nothing."""
+    return numbers(deepcopy(policy).candidates())
+
+
+# --- pools ------------------------------------------------------------------------------------------------
+
+
 def make_pool(name: str, slots: int) -> HostPool:
     return HostPool(slots, make_policy(name, slots))
 
 
-def chain_parents(chain: Sequence[Key], above: Key | None = None) -> list[Key | None]:
-    """What each key of a chain builds on; `above` is what the first one builds on."""
-    return [above, *chain[:-1]]
+def cache(pool: HostPool, wanted: Sequence[Key]) -> list[Slot]:
+    """Store keys that do not build on each other. There must be room."""
+    return _arrive(pool, wanted, pool.reserve(wanted, chained=False))
 
 
-def cache(pool: HostPool, wanted: Sequence[Key], parents: Sequence[Key | None] | None = None) -> list[Slot]:
-    """Reserve, commit and unpin at once. There must be room."""
-    slots = pool.reserve(wanted, parents)
+def cache_chain(pool: HostPool, chain: Sequence[Key], above: Key | None = None) -> list[Slot]:
+    """Store a run of a chain: each key builds on the one before it, the first on `above`. There must be room."""
+    return _arrive(pool, chain, pool.reserve(chain, chained=True, above=above))
+
+
+def _arrive(pool: HostPool, wanted: Sequence[Key], slots: list[Slot]) -> list[Slot]:
     pool.commit(wanted, slots)
-    pool.unpin(slots)
+    pool.release(slots)
     return slots
 
 
 def cached_numbers(pool: HostPool) -> list[int]:
-    return sorted(numbers(pool.index))
+    return sorted(numbers(pool.index()))
 
 
 def evict_one(pool: HostPool) -> int:
@@ -99,9 +136,12 @@ def evict_one(pool: HostPool) -> int:
     return gone
 
 
-def check_idle(pool: HostPool) -> None:
-    """The books are right, and no copy is running."""
-    pool.check(Counter(), {})
+def check_idle(pool: HostPool, *pinned: Slot) -> None:
+    """The books are right, nothing is being stored, and nothing is pinned but these slots, each once."""
+    pool.check(Counter(pinned), (), {})
+
+
+# --- caches -----------------------------------------------------------------------------------------------
 
 
 class Cache(Protocol):
@@ -140,7 +180,7 @@ class PolicyCache:
             self.policy.touch(wanted)
             return True
         if len(held) == self.policy.capacity:
-            self.policy.evict(self.policy.candidates(1))
+            evict(self.policy, 1)
         self.policy.insert(wanted)
         return False
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import settings
@@ -18,18 +18,19 @@ from hypothesis.stateful import (
 from forebay.errors import CapacityError, InvariantError
 from forebay.ids import Key, Slot
 from forebay.policies import LRU
-from forebay.pool import HostPool
+from forebay.pool import HostPool, Run
 from tests.pool_builders import (
     POLICY_NAMES,
     cache,
+    cache_chain,
     cached_numbers,
-    chain_parents,
     check_idle,
     evict_one,
     key,
     keys,
     make_pool,
     numbers,
+    order,
 )
 
 every_policy = pytest.mark.parametrize("name", POLICY_NAMES)
@@ -58,24 +59,45 @@ def test_pool_without_a_slot_is_a_capacity_error(slots: int) -> None:
 def test_reserving_more_than_is_free_is_an_invariant_error() -> None:
     pool = _pool(2)
     with pytest.raises(InvariantError, match="free"):
-        pool.reserve(keys(1, 2, 3), None)
+        pool.reserve(keys(1, 2, 3), chained=False)
 
 
-def test_key_reserved_twice_is_an_invariant_error() -> None:
-    with pytest.raises(InvariantError, match="twice"):
-        _pool(4).reserve(keys(1, 1), None)
+@pytest.mark.parametrize("chained", [True, False])
+def test_key_reserved_twice_is_an_invariant_error(chained: bool) -> None:
+    with pytest.raises(InvariantError, match="reserved that has a slot"):
+        _pool(4).reserve(keys(1, 1), chained=chained)
     pool = _pool(4)
-    pool.reserve(keys(1), None)
-    with pytest.raises(InvariantError, match="twice"):
-        pool.reserve(keys(2, 1), None)
+    pool.reserve(keys(1), chained=chained)
+    with pytest.raises(InvariantError, match="reserved that has a slot"):
+        pool.reserve(keys(2, 1), chained=chained)
 
 
-def test_key_committed_while_it_is_cached_is_an_invariant_error() -> None:
+def test_key_reserved_while_it_is_cached_is_an_invariant_error() -> None:
     pool = _pool(4)
     cache(pool, keys(1))
-    slots = pool.reserve(keys(1), None)
-    with pytest.raises(InvariantError, match="committed twice"):
+    with pytest.raises(InvariantError, match="reserved that has a slot"):
+        pool.reserve(keys(1), chained=False)
+
+
+def test_slot_committed_that_is_not_filling_is_an_invariant_error() -> None:
+    pool = _pool(4)
+    slots = cache(pool, keys(1))
+    with pytest.raises(InvariantError, match="not filling"):
         pool.commit(keys(1), slots)
+    pool = _pool(4)
+    slots = pool.reserve(keys(1, 2), chained=False)
+    pool.forget(keys(1), slots[:1])
+    with pytest.raises(InvariantError, match="not filling"):
+        pool.commit(keys(1, 2), slots)
+
+
+def test_unpin_without_a_pin_is_an_invariant_error() -> None:
+    pool = _pool(2)
+    slots = cache(pool, keys(1))
+    pool.pin(slots)
+    pool.unpin(slots)
+    with pytest.raises(InvariantError, match="nobody holds"):
+        pool.unpin(slots)
 
 
 # --- the life of a slot --------------------------------------------------------------------------------
@@ -83,24 +105,53 @@ def test_key_committed_while_it_is_cached_is_an_invariant_error() -> None:
 
 def test_reserved_key_is_on_the_way_and_cannot_be_found() -> None:
     pool = _pool(3)
-    (slot,) = pool.reserve(keys(1), None)
+    (slot,) = pool.reserve(keys(1), chained=False)
     assert key(1) not in pool
-    assert key(1) not in pool.index
+    assert key(1) not in pool.index()
+    assert pool.find_run(keys(1), 0, 1) == []
     assert pool.on_the_way(key(1))
-    assert (pool.free, pool.filling, pool.cached, pool.pinned) == (2, 1, 0, 1)
-    pool.check(Counter({slot: 1}), {key(1): slot})
+    assert (pool.free, pool.filling, pool.cached, pool.pinned) == (2, 1, 0, 0)
+    pool.check(Counter(), [slot], {key(1): slot})
 
 
-def test_committed_key_is_found_in_its_slot_and_stays_pinned_until_unpin() -> None:
+def test_key_that_nobody_knows_is_not_on_the_way() -> None:
     pool = _pool(3)
-    slots = pool.reserve(keys(1, 2), None)
-    pool.commit(keys(1, 2), slots)
-    assert dict(pool.index) == dict(zip(keys(1, 2), slots, strict=True))
+    cache(pool, keys(2))
+    pool.reserve(keys(3), chained=False)
     assert not pool.on_the_way(key(1))
-    assert (pool.free, pool.filling, pool.cached, pool.pinned) == (1, 0, 2, 2)
-    pool.check(Counter(slots), {})
+    assert not pool.on_the_way(key(2))
+
+
+def test_committed_key_is_found_in_its_slot() -> None:
+    pool = _pool(3)
+    slots = pool.reserve(keys(1, 2), chained=True)
+    pool.commit(keys(1, 2), slots)
+    pool.release(slots)
+    assert pool.index() == dict(zip(keys(1, 2), slots, strict=True))
+    assert pool.find_run(keys(1, 2), 0, 2) == slots
+    assert not pool.on_the_way(key(1))
+    assert (pool.free, pool.filling, pool.cached, pool.pinned) == (1, 0, 2, 0)
+    check_idle(pool)
+
+
+def test_index_is_a_copy() -> None:
+    pool = _pool(2)
+    cache(pool, keys(1))
+    pool.index().clear()
+    assert cached_numbers(pool) == [1]
+
+
+def test_pinned_slots_are_counted_once_however_often_they_are_pinned() -> None:
+    pool = _pool(3)
+    slots = cache(pool, keys(1, 2))
+    pool.pin(slots)
+    pool.pin(slots[:1])
+    assert pool.pinned == 2
+    pool.check(Counter([*slots, slots[0]]), (), {})
     pool.unpin(slots)
-    assert pool.pinned == 0
+    assert pool.pinned == 1
+    check_idle(pool, slots[0])
+    pool.unpin(slots[:1])
     check_idle(pool)
 
 
@@ -108,17 +159,32 @@ def test_slots_given_out_are_distinct_and_inside_the_pool() -> None:
     pool = _pool(4)
     first = cache(pool, keys(1, 2, 3))
     pool.forget(keys(1, 3), [first[0], first[2]])
-    again = pool.reserve(keys(4, 5, 6), None)  # two used slots and a fresh one
+    again = pool.reserve(keys(4, 5, 6), chained=True)  # two used slots and a fresh one
     assert sorted([first[1], *again]) == [0, 1, 2, 3]
 
 
 def test_missing_counts_neither_cached_keys_nor_those_on_the_way() -> None:
     pool = _pool(4)
     cache(pool, keys(1))
-    pool.reserve(keys(2), None)
-    assert pool.missing(keys(0, 1, 2, 3)) == [0, 3]
-    assert pool.missing(keys(0, 1, 2, 3), 10) == [10, 13]
-    assert pool.missing(iter(keys(1, 2))) == []
+    pool.reserve(keys(2), chained=False)
+    assert list(pool.missing(keys(0, 1, 2, 3))) == [0, 3]
+    assert list(pool.missing(keys(0, 1, 2, 3), 10)) == [10, 13]
+    assert list(pool.missing(keys(1, 2))) == []
+    assert list(pool.missing(keys(5, 6, 7), 4)) == [4, 5, 6]
+    assert list(pool.missing([])) == []
+
+
+def test_run_ends_at_the_first_key_that_cannot_be_found() -> None:
+    pool = _pool(8)
+    slots = dict(zip(range(8), cache(pool, keys(0, 1, 2)) + pool.reserve(keys(3), chained=False), strict=False))
+    slots |= dict(zip((4, 6), cache(pool, keys(4, 6)), strict=True))
+    chain = keys(*range(8))
+    assert pool.find_run(chain, 0, 8) == [slots[0], slots[1], slots[2]], "3 is on the way"
+    assert pool.find_run(chain, 1, 2) == [slots[1]]
+    assert pool.find_run(chain, 4, 8) == [slots[4]], "5 is nowhere"
+    assert pool.find_run(chain, 6, 100) == [slots[6]]
+    for start, stop in ((3, 8), (5, 8), (7, 8), (2, 2), (2, 1), (8, 8)):
+        assert pool.find_run(chain, start, stop) == []
 
 
 def test_forgotten_key_frees_its_slot_at_once_if_nobody_uses_it() -> None:
@@ -141,33 +207,56 @@ def test_forgotten_slot_is_not_given_out_before_its_last_unpin() -> None:
     assert (pool.free, pool.filling, pool.make_room(1)) == (0, 1, 0)
     pool.unpin(slots)
     assert pool.make_room(1) == 0
-    pool.check(Counter(slots), {})
+    check_idle(pool, *slots)
     pool.unpin(slots)
     assert pool.make_room(1) == 1
     check_idle(pool)
 
 
+def test_forgotten_slot_is_not_given_out_before_its_store_has_ended() -> None:
+    pool = _pool(1)
+    slots = pool.reserve(keys(1), chained=False)
+    pool.forget(keys(1), slots)
+    assert not pool.on_the_way(key(1))
+    assert (pool.free, pool.filling, pool.make_room(1)) == (0, 1, 0)
+    pool.check(Counter(), slots, {})
+    pool.release(slots)
+    assert pool.make_room(1) == 1
+    check_idle(pool)
+
+
+def test_store_that_ends_frees_only_slots_that_lost_their_key() -> None:
+    pool = _pool(4)
+    slots = pool.reserve(keys(1, 2), chained=True)
+    pool.forget(keys(2), slots[1:])
+    (other,) = pool.reserve(keys(3), chained=False)
+    pool.forget(keys(3), [other])
+    pool.commit(keys(1), slots[:1])
+    pool.release(slots)
+    assert (cached_numbers(pool), pool.filling, pool.free) == ([1], 1, 2)
+    pool.check(Counter(), [other], {})
+
+
 def test_store_that_failed_leaves_nothing_behind() -> None:
     pool = _pool(2)
-    slots = pool.reserve(keys(1, 2), [None, key(1)])
+    slots = pool.reserve(keys(1, 2), chained=True)
     pool.forget(keys(1, 2), slots)
-    assert pool.missing(keys(1, 2)) == [0, 1]
+    assert list(pool.missing(keys(1, 2))) == [0, 1]
     assert pool.take_removed() == [], "a key that was never found cannot be announced as removed"
-    pool.unpin(slots)
+    pool.release(slots)
     assert pool.free == 2
     check_idle(pool)
 
 
 def test_forgotten_key_can_be_stored_again_while_the_old_copy_still_runs() -> None:
     pool = _pool(2)
-    (old,) = pool.reserve(keys(1), None)
+    (old,) = pool.reserve(keys(1), chained=False)
     pool.forget(keys(1), [old])
-    (new,) = pool.reserve(keys(1), None)
-    pool.commit(keys(1), [new])
+    (new,) = cache(pool, keys(1))
     pool.forget(keys(1), [old])  # the old copy ends, and must not take the new one with it
-    assert dict(pool.index) == {key(1): new}
-    pool.unpin([old])
-    pool.unpin([new])
+    assert pool.index() == {key(1): new}
+    pool.check(Counter(), [old], {})
+    pool.release([old])
     assert (pool.free, pool.cached) == (1, 1)
     check_idle(pool)
 
@@ -177,22 +266,25 @@ def test_forgetting_a_slot_that_is_on_the_way_again_changes_nothing() -> None:
     (old,) = cache(pool, keys(1))
     pool.pin([old])
     pool.forget(keys(1), [old])
-    (new,) = pool.reserve(keys(1), None)
+    (new,) = pool.reserve(keys(1), chained=False)
     pool.forget(keys(1), [old])
     assert pool.on_the_way(key(1))
-    pool.check(Counter([old, new]), {key(1): new})
+    pool.check(Counter([old]), [new], {key(1): new})
 
 
 def test_reset_forgets_every_key_and_keeps_memory_that_copies_use() -> None:
     pool = _pool(4)
     read, _ = cache(pool, keys(1, 2))
     pool.pin([read])
-    (written,) = pool.reserve(keys(3), keys(1))
+    (written,) = pool.reserve(keys(3), chained=True, above=key(1))
     pool.reset()
     assert (pool.cached, pool.filling, pool.free) == (0, 2, 2)
     assert not pool.on_the_way(key(3))
-    pool.check(Counter([read, written]), {})
-    pool.unpin([read, written])
+    pool.check(Counter([read]), [written], {})
+    pool.unpin([read])
+    pool.check(Counter(), [written], {})
+    assert pool.free == 3
+    pool.release([written])
     assert pool.free == 4
     check_idle(pool)
 
@@ -208,9 +300,9 @@ def test_reset_announces_no_single_keys() -> None:
 def test_after_a_reset_the_same_chain_can_be_stored_again() -> None:
     pool = _pool(3)
     chain = keys(1, 2, 3)
-    cache(pool, chain, chain_parents(chain))
+    cache_chain(pool, chain)
     pool.reset()
-    cache(pool, chain, chain_parents(chain))
+    cache_chain(pool, chain)
     assert [evict_one(pool) for _ in chain] == [3, 2, 1]
     check_idle(pool)
 
@@ -283,7 +375,7 @@ def test_evicted_slot_is_given_out_again(name: str) -> None:
     for number in range(20):
         assert pool.make_room(1) == 1
         cache(pool, keys(number))
-    assert sorted(pool.index.values()) == [0, 1]
+    assert sorted(pool.index().values()) == [0, 1]
     assert pool.evictions == 18
     check_idle(pool)
 
@@ -303,7 +395,7 @@ def test_pinned_slot_is_never_evicted(name: str) -> None:
     pool.pin(slots[1:3])
     assert pool.make_room(4) == 2
     assert cached_numbers(pool) == [2, 3]
-    pool.check(Counter(slots[1:3]), {})
+    check_idle(pool, *slots[1:3])
 
 
 @every_policy
@@ -318,19 +410,43 @@ def test_kept_key_is_never_evicted(name: str) -> None:
 def test_slot_that_is_being_filled_is_never_evicted(name: str) -> None:
     pool = make_pool(name, 2)
     cache(pool, keys(1))
-    pool.reserve(keys(2), None)
+    slots = pool.reserve(keys(2), chained=False)
     assert pool.make_room(2) == 1
     assert pool.on_the_way(key(2))
+    pool.check(Counter(), slots, {key(2): slots[0]})
+
+
+@every_policy
+def test_slot_without_a_key_is_never_evicted(name: str) -> None:
+    pool = make_pool(name, 3)
+    (read, _, _) = cache(pool, keys(1, 2, 3))
+    pool.pin([read])
+    pool.forget(keys(1), [read])
+    assert pool.make_room(3) == 2
+    check_idle(pool, read)
 
 
 @every_policy
 @pytest.mark.parametrize("arrived", [True, False])
-def test_key_is_not_evicted_while_something_on_the_host_builds_on_it(name: str, arrived: bool) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_key_is_not_evicted_while_something_on_the_host_builds_on_it(
+    name: str, arrived: bool, together: bool
+) -> None:
     pool = make_pool(name, 3)
-    cache(pool, keys(1, 9))
-    slots = pool.reserve(keys(2), keys(1))
+    cache(pool, keys(9))
+    if together:
+        slots = cache_chain(pool, keys(1, 2))[1:]
+        if not arrived:  # the tail fails and is stored once more
+            pool.forget(keys(2), slots)
+            slots = pool.reserve(keys(2), chained=True, above=key(1))
+    else:
+        cache(pool, keys(1))
+        slots = pool.reserve(keys(2), chained=True, above=key(1))
+        if arrived:
+            pool.commit(keys(2), slots)
+            pool.release(slots)
     if arrived:
-        pool.commit(keys(2), slots)  # still pinned, so it cannot go first
+        pool.pin(slots)  # so that it cannot go first
     assert pool.make_room(3) == 1
     assert key(1) in pool
 
@@ -339,23 +455,50 @@ def test_key_is_not_evicted_while_something_on_the_host_builds_on_it(name: str, 
 def test_key_may_go_when_what_built_on_it_is_gone(name: str) -> None:
     pool = make_pool(name, 3)
     cache(pool, keys(1))
-    children = cache(pool, keys(2, 3), keys(1, 1))
+    children = [slot for number in (2, 3) for slot in cache_chain(pool, keys(number), key(1))]
     pool.pin(children)
     assert pool.make_room(1) == 0
     pool.forget(keys(2), children[:1])
     assert pool.make_room(1) == 0, "one child is still there"
     pool.forget(keys(3), children[1:])
     assert pool.make_room(1) == 1
-    pool.check(Counter(children), {})
+    check_idle(pool, *children)
 
 
-def test_parent_that_left_by_force_is_protected_again_when_it_is_back() -> None:
-    pool = _pool(3)
-    slots = cache(pool, keys(1, 2), [None, key(1)])
+@every_policy
+@pytest.mark.parametrize("chained", [True, False])
+def test_parent_that_left_by_force_is_protected_again_when_it_is_back(name: str, chained: bool) -> None:
+    pool = make_pool(name, 3)
+    slots = cache_chain(pool, keys(1, 2))
     pool.forget(keys(1), slots[:1])
-    cache(pool, keys(1))
+    check_idle(pool)
+    if chained:
+        cache_chain(pool, keys(1))
+    else:
+        cache(pool, keys(1))
     pool.touch(keys(2))  # 1 is the older one now
     assert [evict_one(pool), evict_one(pool)] == [2, 1]
+    check_idle(pool)
+
+
+@every_policy
+def test_key_stored_after_what_builds_on_it_outlives_it(name: str) -> None:
+    pool = make_pool(name, 4)
+    cache_chain(pool, keys(3, 4), key(2))
+    cache_chain(pool, keys(1, 2))
+    pool.touch(keys(3, 4))
+    assert [evict_one(pool) for _ in range(4)] == [4, 3, 2, 1]
+    check_idle(pool)
+
+
+@every_policy
+def test_parent_that_never_comes_holds_nothing_up(name: str) -> None:
+    pool = make_pool(name, 3)
+    cache_chain(pool, keys(2, 3), key(1))
+    assert pool.make_room(3) == 3
+    check_idle(pool)
+    cache_chain(pool, keys(1))
+    assert pool.make_room(3) == 3
     check_idle(pool)
 
 
@@ -381,6 +524,12 @@ def _forget(pool: HostPool, slots: list[Slot]) -> None:
     pool.unpin(slots)
 
 
+def _forget_unpinned(pool: HostPool, slots: list[Slot]) -> None:
+    pool.unpin(slots)
+    assert pool.make_room(2, keep=set(keys(1, 2))) == 0
+    pool.forget(keys(1, 2), slots)
+
+
 def _reset(pool: HostPool, slots: list[Slot]) -> None:
     pool.reset()
     pool.unpin(slots)
@@ -392,7 +541,7 @@ def _grow(pool: HostPool, slots: list[Slot]) -> None:
 
 
 @every_policy
-@pytest.mark.parametrize("change", [_unpin, _forget, _reset, _grow])
+@pytest.mark.parametrize("change", [_unpin, _forget, _forget_unpinned, _reset, _grow])
 def test_pool_that_was_exhausted_evicts_again_after_a_change(
     name: str, change: Callable[[HostPool, list[Slot]], None]
 ) -> None:
@@ -408,12 +557,25 @@ def test_pool_that_was_exhausted_evicts_again_after_a_change(
 @every_policy
 def test_store_that_ends_ends_the_exhaustion(name: str) -> None:
     pool = make_pool(name, 1)
-    slots = pool.reserve(keys(1), None)
+    slots = pool.reserve(keys(1), chained=False)
     assert pool.make_room(1) == 0
     pool.commit(keys(1), slots)
-    assert pool.make_room(1) == 0
-    pool.unpin(slots)
+    pool.release(slots)
     assert pool.make_room(1) == 1
+
+
+@every_policy
+def test_store_that_failed_ends_the_exhaustion(name: str) -> None:
+    # The block that was to come built on one that may go now.
+    pool = make_pool(name, 2)
+    cache(pool, keys(1))
+    slots = pool.reserve(keys(2), chained=True, above=key(1))
+    assert pool.make_room(1) == 0
+    pool.forget(keys(2), slots)
+    assert pool.make_room(1) == 1
+    pool.release(slots)
+    assert pool.make_room(2) == 2
+    check_idle(pool)
 
 
 @every_policy
@@ -425,29 +587,42 @@ def test_what_one_caller_keeps_does_not_bind_the_next(name: str) -> None:
     assert cached_numbers(pool) == [1]
 
 
+@every_policy
+def test_head_of_a_kept_tail_may_go_for_the_next_caller(name: str) -> None:
+    # What was kept is not the only thing that stayed: the rest of its chain stayed because of it.
+    pool = make_pool(name, 4)
+    cache_chain(pool, keys(1, 2, 3))
+    (read,) = cache_chain(pool, keys(9))
+    pool.pin([read])
+    assert pool.make_room(4, keep=set(keys(3))) == 0
+    assert pool.make_room(4) == 3
+    check_idle(pool, read)
+
+
 # --- tails go before heads ------------------------------------------------------------------------------
+
+
+def _cache_in_chunks(pool: HostPool, chain: list[Key], chunk: int) -> None:
+    for start in range(0, len(chain), chunk):
+        cache_chain(pool, chain[start : start + chunk], chain[start - 1] if start else None)
 
 
 @every_policy
 @pytest.mark.parametrize("chunk", [1, 2, 3, 10])
 def test_chain_stored_in_chunks_loses_its_last_block_first(name: str, chunk: int) -> None:
     pool = make_pool(name, 10)
-    chain = keys(*range(10))
-    parents = chain_parents(chain)
-    for start in range(0, 10, chunk):
-        cache(pool, chain[start : start + chunk], parents[start : start + chunk])
-    assert [evict_one(pool) for _ in chain] == list(range(9, -1, -1))
+    _cache_in_chunks(pool, keys(*range(10)), chunk)
+    assert [evict_one(pool) for _ in range(10)] == list(range(9, -1, -1))
     check_idle(pool)
 
 
 def test_chain_that_stands_head_first_is_turned_around_for_the_next_eviction() -> None:
     policy = LRU(4)
     pool = HostPool(4, policy)
-    for number in range(4):
-        cache(pool, keys(number), keys(number - 1) if number else None)
-    assert numbers(policy.candidates(4)) == [0, 1, 2, 3]
+    _cache_in_chunks(pool, keys(0, 1, 2, 3), 1)
+    assert order(policy) == [0, 1, 2, 3]
     assert evict_one(pool) == 3
-    assert numbers(policy.candidates(4)) == [2, 1, 0]
+    assert order(policy) == [2, 1, 0]
 
 
 @every_policy
@@ -456,12 +631,9 @@ def test_chain_that_stands_head_first_is_turned_around_for_the_next_eviction() -
 def test_any_number_of_blocks_can_be_taken_from_the_tail_of_a_long_chain(
     name: str, chunk: int, wanted: int
 ) -> None:
-    # Longer than what one look of an eviction takes in; chunks of one are blocks that were decoded.
+    # Chunks of one are blocks that were decoded.
     pool = make_pool(name, 100)
-    chain = keys(*range(100))
-    parents = chain_parents(chain)
-    for start in range(0, 100, chunk):
-        cache(pool, chain[start : start + chunk], parents[start : start + chunk])
+    _cache_in_chunks(pool, keys(*range(100)), chunk)
     assert pool.make_room(wanted) == wanted
     assert cached_numbers(pool) == list(range(100 - wanted))
     check_idle(pool)
@@ -474,11 +646,67 @@ def test_many_chains_stored_side_by_side_lose_their_tails(name: str) -> None:
     for block in range(10):
         for chain in range(20):
             above = key(100 * chain + block - 1) if block else None
-            cache(pool, keys(100 * chain + block), [above])
+            cache_chain(pool, keys(100 * chain + block), above)
     for wanted in (50, 100, 150, 200):
         assert pool.make_room(wanted) == wanted
         left = set(cached_numbers(pool))
         assert all(number % 100 == 0 or number - 1 in left for number in left)
+    check_idle(pool)
+
+
+_HOLES = [{0}, {4}, {9}, {3, 4, 5}, {0, 9}, {1, 3, 5, 7}, {0, 1, 2}, set(range(10))]
+
+
+@every_policy
+@pytest.mark.parametrize("chunk", [1, 4, 10])
+@pytest.mark.parametrize("lost", _HOLES, ids=repr)
+def test_chain_with_holes_loses_the_tail_of_each_piece_first(name: str, chunk: int, lost: set[int]) -> None:
+    pool = make_pool(name, 10)
+    chain = keys(*range(10))
+    _cache_in_chunks(pool, chain, chunk)
+    index = pool.index()
+    pool.forget([chain[i] for i in lost], [index[chain[i]] for i in lost])
+    check_idle(pool)
+    gone = [evict_one(pool) for _ in range(10 - len(lost))]
+    for number in gone:
+        assert number + 1 in lost or number == 9 or gone.index(number + 1) < gone.index(number), gone
+    check_idle(pool)
+
+
+@every_policy
+@pytest.mark.parametrize("chunk", [1, 4, 10])
+@pytest.mark.parametrize("lost", _HOLES, ids=repr)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_chain_whose_holes_were_filled_again_is_one_chain(
+    name: str, chunk: int, lost: set[int], backwards: bool
+) -> None:
+    pool = make_pool(name, 10)
+    chain = keys(*range(10))
+    _cache_in_chunks(pool, chain, chunk)
+    index = pool.index()
+    pool.forget([chain[i] for i in lost], [index[chain[i]] for i in lost])
+    for i in sorted(lost, reverse=backwards):
+        cache_chain(pool, [chain[i]], chain[i - 1] if i else None)
+        check_idle(pool)
+    pool.touch(chain[5:])
+    assert [evict_one(pool) for _ in chain] == list(range(9, -1, -1))
+    check_idle(pool)
+
+
+@every_policy
+def test_hole_in_a_chain_that_others_branch_from(name: str) -> None:
+    # 1 ─ 2 ─ 3 ─ 4, and on 2 and on 3 another block each. 2 fails to load and is stored again.
+    pool = make_pool(name, 6)
+    slots = cache_chain(pool, keys(1, 2, 3, 4))
+    cache_chain(pool, keys(5), key(2))
+    cache_chain(pool, keys(6), key(3))
+    pool.forget(keys(2), slots[1:2])
+    check_idle(pool)
+    cache_chain(pool, keys(2), key(1))
+    pool.touch(keys(5, 6))
+    above = {2: 1, 3: 2, 4: 3, 5: 2, 6: 3}
+    gone = [evict_one(pool) for _ in range(6)]
+    assert all(gone.index(number) < gone.index(parent) for number, parent in above.items()), gone
     check_idle(pool)
 
 
@@ -490,7 +718,7 @@ def test_branches_go_before_what_they_share(name: str) -> None:
     above = {2: 1, 3: 2, 4: 3, 5: 2, 6: 5}
     pool = make_pool(name, 6)
     for number in range(1, 7):
-        cache(pool, keys(number), keys(above[number]) if number in above else None)
+        cache_chain(pool, keys(number), key(above[number]) if number in above else None)
     pool.touch(keys(1, 2, 3, 4))
     gone = [evict_one(pool) for _ in range(6)]
     assert all(gone.index(number) < gone.index(parent) for number, parent in above.items()), gone
@@ -501,12 +729,12 @@ def test_branches_go_before_what_they_share(name: str) -> None:
 @every_policy
 def test_head_that_came_long_before_its_tail_outlives_it(name: str) -> None:
     pool = make_pool(name, 40)
-    cache(pool, keys(1, 2), [None, key(1)])
+    cache_chain(pool, keys(1, 2))
     for number in range(100, 120):
         cache(pool, keys(number))
         pool.touch(keys(number, number - 1, number - 2))
     pool.touch(keys(1))
-    cache(pool, keys(3, 4), keys(2, 3))
+    cache_chain(pool, keys(3, 4), key(2))
     for number in range(120, 136):
         cache(pool, keys(number))
     for _ in range(3):
@@ -516,13 +744,24 @@ def test_head_that_came_long_before_its_tail_outlives_it(name: str) -> None:
     check_idle(pool)
 
 
+def _runs(chain: list[Key], todo: Sequence[int]) -> list[tuple[list[Key], Key | None]]:
+    """The keys at these positions as runs without a gap, each with what it builds on."""
+    runs: list[tuple[list[Key], Key | None]] = []
+    for i in todo:
+        above = chain[i - 1] if i else None
+        if runs and runs[-1][0][-1] == above:
+            runs[-1][0].append(chain[i])
+        else:
+            runs.append(([chain[i]], above))
+    return runs
+
+
 def _store_chain(pool: HostPool, chain: list[Key]) -> None:
     """As a request stores its prefix: what is missing, as far as there is room, in chain order."""
     todo = pool.missing(chain)
-    parents = [chain[i - 1] if i else None for i in todo]
-    room = pool.make_room(len(todo), keep={above for above in parents if above is not None})
-    if room:
-        cache(pool, [chain[i] for i in todo[:room]], parents[:room])
+    room = pool.make_room(len(todo), keep={chain[i - 1] for i in todo if i})
+    for run, above in _runs(chain, todo[:room]):
+        cache_chain(pool, run, above)
 
 
 @every_policy
@@ -574,18 +813,38 @@ def test_check_finds_a_pin_that_nobody_owns() -> None:
     pool = _pool(3)
     (slot, _) = cache(pool, keys(1, 2))
     pool.pin([slot])
-    pool.check(Counter({slot: 1}), {})
-    for owned in (Counter[Slot](), Counter({slot: 2}), Counter({slot: 1, 1 - slot: 1})):
+    check_idle(pool, slot)
+    for owned in ([], [slot, slot], [slot, Slot(1 - slot)]):
         with pytest.raises(InvariantError, match="pin"):
-            pool.check(owned, {})  # type: ignore[arg-type]
+            check_idle(pool, *owned)
 
 
 def test_check_finds_a_filling_key_without_a_store() -> None:
     pool = _pool(3)
-    slots = pool.reserve(keys(1), None)
-    for owned in ({}, {key(2): slots[0]}, {key(1): Slot(slots[0] + 1)}):
-        with pytest.raises(InvariantError, match="live store"):
-            pool.check(Counter(slots), owned)
+    (slot,) = pool.reserve(keys(1), chained=False)
+    pool.check(Counter(), [slot], {key(1): slot})
+    with pytest.raises(InvariantError, match="without a copy"):
+        pool.check(Counter(), [], {key(1): slot})
+    for owned in ({}, {key(2): slot}, {key(1): Slot(slot + 1)}, {key(1): slot, key(2): slot}):
+        with pytest.raises(InvariantError, match="filling keys"):
+            pool.check(Counter(), [slot], owned)
+
+
+def test_check_finds_a_store_into_a_slot_that_is_not_its_own() -> None:
+    pool = _pool(3)
+    (slot, _) = cache(pool, keys(1, 2))
+    for written in (slot, Slot(2)):  # cached, free
+        with pytest.raises(InvariantError, match="not its own"):
+            pool.check(Counter(), [written], {})
+
+
+def test_check_finds_memory_that_no_copy_uses_and_that_is_not_free() -> None:
+    pool = _pool(3)
+    slots = pool.reserve(keys(1), chained=False)
+    pool.forget(keys(1), slots)
+    pool.check(Counter(), slots, {})
+    with pytest.raises(InvariantError, match="without a copy"):
+        check_idle(pool)
 
 
 def _spoil_free(pool: HostPool) -> None:
@@ -593,11 +852,19 @@ def _spoil_free(pool: HostPool) -> None:
 
 
 def _spoil_states(pool: HostPool) -> None:
-    pool._unused.append(pool._index[key(1)])
+    pool._unused.append(pool._slots[key(1)])
+
+
+def _spoil_lost(pool: HostPool) -> None:
+    pool._lost.add(pool._slots[key(1)])
+
+
+def _spoil_count(pool: HostPool) -> None:
+    pool._unused.pop()
 
 
 def _spoil_index(pool: HostPool) -> None:
-    pool._index[key(1)] = pool._index[key(2)]
+    pool._slots[key(1)] = pool._slots[key(2)]
 
 
 def _spoil_policy(pool: HostPool) -> None:
@@ -609,13 +876,34 @@ def _spoil_policy_keys(pool: HostPool) -> None:
     pool._policy.insert(keys(77))
 
 
-def _spoil_children(pool: HostPool) -> None:
-    pool._children[key(1)] += 1
+def _spoil_branches(pool: HostPool) -> None:
+    pool._branches[key(1)] += 1
 
 
-def _spoil_parents(pool: HostPool) -> None:
-    pool._parent[key(77)] = key(1)
-    pool._children[key(1)] += 1
+def _spoil_lost_branch(pool: HostPool) -> None:
+    del pool._branches[key(2)]
+
+
+def _run_of(pool: HostPool, number: int) -> Run:
+    run = pool._runs[pool._slots[key(number)]]
+    assert run is not None
+    return run
+
+
+def _spoil_run_with_a_stranger(pool: HostPool) -> None:
+    _run_of(pool, 1).keys.append(key(77))
+
+
+def _spoil_run_with_a_key_of_another(pool: HostPool) -> None:
+    _run_of(pool, 1).keys.append(key(4))
+
+
+def _spoil_run_without_its_tail(pool: HostPool) -> None:
+    _run_of(pool, 1).keys.pop()
+
+
+def _spoil_key_without_its_run(pool: HostPool) -> None:
+    pool._runs[pool._slots[key(2)]] = None
 
 
 @pytest.mark.parametrize(
@@ -623,16 +911,23 @@ def _spoil_parents(pool: HostPool) -> None:
     [
         _spoil_free,
         _spoil_states,
+        _spoil_lost,
+        _spoil_count,
         _spoil_index,
         _spoil_policy,
         _spoil_policy_keys,
-        _spoil_children,
-        _spoil_parents,
+        _spoil_branches,
+        _spoil_lost_branch,
+        _spoil_run_with_a_stranger,
+        _spoil_run_with_a_key_of_another,
+        _spoil_run_without_its_tail,
+        _spoil_key_without_its_run,
     ],
 )
 def test_check_finds_books_that_disagree(spoil: Callable[[HostPool], None]) -> None:
-    pool = _pool(4)
-    slots = cache(pool, keys(1, 2, 3), [None, key(1), key(2)])
+    pool = _pool(5)
+    slots = cache_chain(pool, keys(1, 2, 3))
+    cache_chain(pool, keys(4), key(2))
     pool.forget(keys(3), slots[2:])
     check_idle(pool)
     spoil(pool)
@@ -658,14 +953,13 @@ def _path(number: int) -> list[int]:
 
 
 class _Copy:
-    """A store or a load that has begun: it pins its slots until it ends."""
+    """A store or a load that has begun. A store writes its slots until it ends; a load pins what it reads."""
 
     def __init__(self, copied: list[Key], slots: list[Slot], *, is_store: bool) -> None:
         self.keys = copied
         self.slots = slots
         self.is_store = is_store
         self.forgotten = False
-        self.arrived = not is_store
 
 
 class _PoolMachine(RuleBasedStateMachine):
@@ -692,19 +986,29 @@ class _PoolMachine(RuleBasedStateMachine):
         needed = set(self.above.values()) | keep
         return {each for each, slot in self.cached.items() if each not in needed and not self.pins[slot]}
 
+    def _storing(self) -> set[Slot]:
+        return {slot for copy in self.copies if copy.is_store for slot in copy.slots}
+
+    def _in_use(self) -> set[Slot]:
+        return self._storing() | self.pins.keys()
+
     def _lose(self, books: dict[Key, Slot], lost: list[Key]) -> None:
+        in_use = self._in_use()
         for each in lost:
             slot = books.pop(each)
             self.above.pop(each, None)
-            if self.pins[slot]:
+            if slot in in_use:
                 self.lost.add(slot)
 
     def _end(self, copy: _Copy) -> None:
         self.copies.remove(copy)
-        self.pool.unpin(copy.slots)
-        self.pins.subtract(copy.slots)
-        self.pins = +self.pins
-        self.lost = {slot for slot in self.lost if self.pins[slot]}
+        if copy.is_store:
+            self.pool.release(copy.slots)
+        else:
+            self.pool.unpin(copy.slots)
+            self.pins.subtract(copy.slots)
+            self.pins = +self.pins
+        self.lost &= self._in_use()
 
     def _forget(self, copy: _Copy) -> None:
         self.pool.forget(copy.keys, copy.slots)
@@ -739,8 +1043,8 @@ class _PoolMachine(RuleBasedStateMachine):
         for number in visited:
             self.pool.touch(keys(*_path(number)))
             self._store_path(number, 6)
-            if self.copies and not self.copies[-1].arrived:
-                self._arrive(self.copies[-1], at_once=True)
+            if self.copies and self.copies[-1].is_store:
+                self._arrive(self.copies[-1])
 
     @rule(number=st.integers(0, _NODES - 1), most=st.integers(1, 6))
     def begin_a_store(self, number: int, most: int) -> None:
@@ -748,35 +1052,42 @@ class _PoolMachine(RuleBasedStateMachine):
 
     def _store_path(self, number: int, most: int) -> None:
         path = keys(*_path(number))
-        todo = [each for each in path if each not in self.cached and each not in self.filling][:most]
-        assert [path[i] for i in self.pool.missing(path)][:most] == todo
-        above = dict(zip(path[1:], path, strict=False))
-        parents = [above.get(each) for each in todo]
-        room = self._make_room(len(todo), {each for each in parents if each is not None})
-        self._reserve(todo[:room], parents[:room])
+        todo = [i for i, each in enumerate(path) if each not in self.cached and each not in self.filling]
+        assert list(self.pool.missing(path)) == todo
+        todo = todo[:most]
+        room = self._make_room(len(todo), {path[i - 1] for i in todo if i})
+        self._begin_store(_runs(path, todo[:room]), chained=True)
 
-    @rule(data=st.data())
-    def begin_a_store_of_anything(self, data: st.DataObject) -> None:
-        """Also keys whose parents are not on the host, and heads after their tails."""
+    @rule(data=st.data(), chained=st.booleans())
+    def begin_a_store_of_anything(self, data: st.DataObject, chained: bool) -> None:
+        """Also keys whose parents are not on the host, heads after their tails, and keys that protect nothing."""
         absent = [each for each in keys(*range(_NODES)) if each not in self.cached and each not in self.filling]
         todo = data.draw(st.lists(st.sampled_from(absent), unique=True, max_size=5)) if absent else []
-        room = self._make_room(len(todo), set())
-        todo = todo[:room]
-        ups = [_parent_of(number) for number in numbers(todo)]
-        self._reserve(todo, [key(up) if up is not None else None for up in ups])
+        todo = todo[: self._make_room(len(todo), set())]
+        if chained:
+            ups = [_parent_of(number) for number in numbers(todo)]
+            runs = [([each], key(up) if up is not None else None) for each, up in zip(todo, ups, strict=True)]
+            self._begin_store(runs, chained=True)
+        else:
+            self._begin_store([(todo, None)], chained=False)
 
-    def _reserve(self, todo: list[Key], parents: list[Key | None]) -> None:
-        if not todo:
-            return
-        used = {*self.cached.values(), *self.filling.values(), *self.lost, *self.pins}
-        slots = self.pool.reserve(todo, parents if any(parents) else None)
-        assert len(set(slots)) == len(slots) == len(todo)
-        assert used.isdisjoint(slots), "gave out memory that is in use"
-        assert all(0 <= slot < self.capacity for slot in slots)
-        self.filling.update(zip(todo, slots, strict=True))
-        self.pins.update(slots)
-        self.above.update((each, up) for each, up in zip(todo, parents, strict=True) if up is not None)
-        self.copies.append(_Copy(todo, slots, is_store=True))
+    def _begin_store(self, runs: list[tuple[list[Key], Key | None]], *, chained: bool) -> None:
+        """One transfer, as many runs as it needs."""
+        copy = _Copy([], [], is_store=True)
+        for run, above in runs:
+            used = {*self.cached.values(), *self.filling.values(), *self.lost, *self.pins}
+            slots = self.pool.reserve(run, chained=chained, above=above)
+            assert len(set(slots)) == len(slots) == len(run)
+            assert used.isdisjoint(slots), "gave out memory that is in use"
+            assert all(0 <= slot < self.capacity for slot in slots)
+            self.filling.update(zip(run, slots, strict=True))
+            if chained:
+                self.above.update(zip(run[1:], run, strict=False))
+                self.above.update({run[0]: above} if above is not None else {})
+            copy.keys += run
+            copy.slots += slots
+        if copy.keys:
+            self.copies.append(copy)
 
     @rule(data=st.data())
     def begin_a_load(self, data: st.DataObject) -> None:
@@ -792,18 +1103,16 @@ class _PoolMachine(RuleBasedStateMachine):
         return self.copies[data.draw(st.integers(0, len(self.copies) - 1))]
 
     @precondition(lambda self: self.copies)
-    @rule(data=st.data(), at_once=st.booleans())
-    def copy_arrives(self, data: st.DataObject, at_once: bool) -> None:
-        self._arrive(self._some_copy(data), at_once=at_once)
+    @rule(data=st.data())
+    def copy_arrives(self, data: st.DataObject) -> None:
+        self._arrive(self._some_copy(data))
 
-    def _arrive(self, copy: _Copy, *, at_once: bool) -> None:
-        if not copy.arrived and not copy.forgotten:
+    def _arrive(self, copy: _Copy) -> None:
+        if copy.is_store and not copy.forgotten:
             self.pool.commit(copy.keys, copy.slots)
             for each in copy.keys:
                 self.cached[each] = self.filling.pop(each)
-            copy.arrived = True
-        if at_once or not copy.is_store:
-            self._end(copy)
+        self._end(copy)
 
     @precondition(lambda self: self.copies)
     @rule(data=st.data())
@@ -850,16 +1159,21 @@ class _PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         pool = self.pool
-        pool.check(self.pins, self.filling)
-        assert dict(pool.index) == self.cached
+        pool.check(self.pins, self._storing(), self.filling)
+        assert pool.index() == self.cached
         assert pool.free + pool.filling + pool.cached == pool.capacity == self.capacity
         assert (pool.free, pool.pinned) == (self._free(), len(self.pins))
+        for number in (15, 16, 23, 31, 40):
+            path = keys(*_path(number))
+            for start in range(len(path)):
+                found = [self.cached.get(each) for each in path[start:]]
+                assert pool.find_run(path, start, len(path)) == found[: found.index(None) if None in found else 9]
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
         for copy in list(self.copies):
-            if not copy.arrived:
+            if copy.is_store:
                 self._forget(copy)
             self._end(copy)
         self.the_books_agree()

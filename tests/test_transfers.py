@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import permutations, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forebay.errors import InvariantError, TransitionError
-from forebay.ids import BlockId, Key, Rank, RequestId, Slot, TransferId
+from forebay.ids import BlockId, Key, Rank, RequestId, Slot, TransferId, make_key
 from forebay.transfers import (
     NEXT,
+    Brings,
     CopyOrder,
     Direction,
     Late,
@@ -18,7 +22,6 @@ from forebay.transfers import (
     Report,
     State,
     Transfer,
-    live_keys,
 )
 from tests.pool_builders import keys
 
@@ -119,6 +122,77 @@ def test_order_counts_copies_and_moves() -> None:
     assert Transfer(order, keys(1, 2), set()).direction is Direction.STORE
 
 
+def test_store_pins_the_blocks_it_reads() -> None:
+    for orphaned in (False, True):
+        transfer = Transfer(_order(1), keys(1, 2), set(), orphaned=orphaned)
+        assert transfer.pinned_blocks == [100, 101]
+
+
+def test_load_pins_what_it_reads_and_once_its_request_has_left_also_what_it_writes() -> None:
+    order = _order(1, Direction.LOAD)._replace(
+        move_from=[BlockId(5), BlockId(6)], move_to=[BlockId(7), BlockId(8)]
+    )
+    transfer = Transfer(order, keys(1, 2), set())
+    assert transfer.pinned_blocks == [5, 6], "the others belong to the request that waits"
+    transfer.orphaned = True
+    assert sorted(transfer.pinned_blocks) == [5, 6, 7, 8, 100, 101]
+
+
+# --- what loads bring -------------------------------------------------------------------------------------
+
+
+def _chain(tokens: Sequence[int]) -> list[Key]:
+    """Keys of a prompt: each names all tokens up to it."""
+    return [make_key(sha256(bytes(tokens[: i + 1])).digest(), 0) for i in range(len(tokens))]
+
+
+_LEFT = _chain([1, 2, 3, 4, 5, 6])
+_RIGHT = _chain([1, 2, 3, 9, 5, 6])  # parts from the other before block 3; the tokens agree again after it
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        (Brings(_LEFT, 0, 6), Brings(_RIGHT, 0, 6), True),
+        (Brings(_LEFT, 0, 1), Brings(_RIGHT, 0, 6), True),
+        (Brings(_LEFT, 2, 6), Brings(_RIGHT, 0, 6), True),  # block 2 is the last they share
+        (Brings(_LEFT, 2, 6), Brings(_RIGHT, 0, 3), True),
+        (Brings(_LEFT, 2, 6), Brings(_RIGHT, 0, 2), False),
+        (Brings(_LEFT, 3, 6), Brings(_RIGHT, 0, 6), False),
+        (Brings(_LEFT, 4, 5), Brings(_RIGHT, 4, 5), False),
+        (Brings(_LEFT, 3, 6), Brings(_LEFT, 0, 6), True),
+        (Brings(_LEFT, 0, 3), Brings(_LEFT, 3, 6), False),
+        (Brings(_LEFT, 0, 4), Brings(_LEFT, 3, 6), True),
+        (Brings(_LEFT, 2, 2), Brings(_LEFT, 0, 6), False),
+        (Brings(_LEFT, 6, 6), Brings(_LEFT, 0, 6), False),
+        (Brings(_LEFT, 0, 6), Brings(_LEFT[:3], 0, 3), True),
+        (Brings(_LEFT, 4, 6), Brings(_LEFT[:3], 0, 3), False),
+        (Brings([], 0, 0), Brings([], 0, 0), False),
+    ],
+)
+def test_loads_overlap_where_a_block_is_in_both(one: Brings, other: Brings, overlap: bool) -> None:
+    assert one.overlaps(other) is overlap
+    assert other.overlaps(one) is overlap
+
+
+_PROMPT = st.lists(st.integers(0, 1), max_size=6)
+
+
+@settings(deadline=None, max_examples=500)
+@given(shared=_PROMPT, ends=st.tuples(_PROMPT, _PROMPT), data=st.data())
+def test_overlap_is_that_of_the_sets_of_keys(
+    shared: list[int], ends: tuple[list[int], list[int]], data: st.DataObject
+) -> None:
+    brought = []
+    for end in ends:
+        chain = _chain(shared + end)
+        start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(chain))] * 2)))
+        brought.append(Brings(chain, start, stop))
+    one, other = brought
+    in_both = set(one.keys[one.start : one.stop]) & set(other.keys[other.start : other.stop])
+    assert one.overlaps(other) is other.overlaps(one) is bool(in_both)
+
+
 # --- the ledger -------------------------------------------------------------------------------------------
 
 
@@ -134,6 +208,7 @@ def test_planned_transfer_waits_for_every_rank_and_is_live() -> None:
     transfer = _plan(ledger, Direction.LOAD, "a")
     assert transfer.state is State.PLANNED
     assert transfer.waiting_on == {0, 1, 2}
+    assert (transfer.request_id, transfer.orphaned, transfer.brings) == ("a", False, [])
     assert list(ledger) == [transfer]
     assert len(ledger) == 1
     ledger.check()
@@ -144,6 +219,8 @@ def test_two_transfers_do_not_share_the_ranks_they_wait_for() -> None:
     first, second = _submitted(ledger), _submitted(ledger)
     assert _say(ledger, first, 0) is None
     assert second.waiting_on == {0, 1}
+    assert first.brings is not second.brings
+    assert first.events is not second.events
 
 
 def test_submitting_hands_out_the_order_and_starts_the_clock() -> None:
@@ -335,18 +412,6 @@ def test_abandoned_transfer_still_grows_old() -> None:
     transfer = _submitted(ledger, now=1.0)
     ledger.abandon(transfer)
     assert ledger.older_than(2.0, Direction.STORE) == [transfer]
-
-
-def test_live_keys_are_those_of_wanted_transfers_in_one_direction() -> None:
-    ledger = Ledger(1)
-    _plan(ledger, Direction.STORE, copied=keys(1, 2))
-    ledger.submit(_plan(ledger, Direction.STORE, copied=keys(3)), 0.0)
-    unwanted = _plan(ledger, Direction.STORE, copied=keys(4))
-    ledger.submit(unwanted, 0.0)
-    ledger.abandon(unwanted)
-    _plan(ledger, Direction.LOAD, copied=keys(5))
-    assert live_keys(ledger, Direction.STORE) == keys(1, 2, 3)
-    assert live_keys(ledger, Direction.LOAD) == keys(5)
 
 
 # --- check() ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from itertools import islice
 
 import pytest
 from hypothesis import settings
@@ -23,12 +23,15 @@ from tests.pool_builders import (
     POLICY_NAMES,
     NewestFirst,
     PolicyCache,
+    evict,
     hits,
     key,
     keys,
     make_policy,
     numbers,
+    order,
     random_traces,
+    take,
 )
 
 pytestmark = pytest.mark.parametrize("name", POLICY_NAMES)
@@ -40,15 +43,29 @@ def test_name_gives_a_class_that_can_be_made(name: str) -> None:
     assert isinstance(policy, Policy)
     assert policy.capacity == 5
     assert list(policy.keys()) == []
-    assert policy.candidates(3) == []
+    assert list(policy.candidates()) == []
 
 
-def test_candidates_stay_in_the_policy_until_the_pool_has_answered(name: str) -> None:
+def test_candidate_has_left_the_order_until_it_is_handed_back(name: str) -> None:
     policy = make_policy(name, 4)
     policy.insert(keys(1, 2, 3, 4))
-    policy.candidates(4)
+    candidates = policy.candidates()
+    first = list(islice(candidates, 2))
+    assert sorted(numbers([*first, *candidates])) == [1, 2, 3, 4], "the same key twice, or one was left out"
+    assert list(policy.candidates()) == []
+    policy.postpone(keys(1, 2, 3, 4))
+    policy.check()
     assert sorted(numbers(policy.keys())) == [1, 2, 3, 4]
-    assert sorted(numbers(policy.candidates(4))) == [1, 2, 3, 4]
+    assert sorted(order(policy)) == [1, 2, 3, 4]
+
+
+def test_keys_that_nobody_asked_for_are_still_in_the_order(name: str) -> None:
+    policy = make_policy(name, 4)
+    policy.insert(keys(1, 2, 3, 4))
+    before = order(policy)
+    assert evict(policy, 1) == before[:1]
+    assert sorted(numbers(policy.keys())) == sorted(before[1:])
+    assert order(policy) == before[1:]
 
 
 def test_evicting_every_candidate_empties_the_policy(name: str) -> None:
@@ -56,38 +73,38 @@ def test_evicting_every_candidate_empties_the_policy(name: str) -> None:
     policy.insert(keys(1, 2, 3, 4, 5, 6))
     policy.touch(keys(2, 4))
     policy.touch(keys(4))
-    gone: list[Key] = []
-    while batch := policy.candidates(2):
-        policy.evict(batch)
+    gone: list[int] = []
+    while batch := evict(policy, 2):
         gone += batch
-        policy.check()
-    assert sorted(numbers(gone)) == [1, 2, 3, 4, 5, 6]
+    assert sorted(gone) == [1, 2, 3, 4, 5, 6]
     assert list(policy.keys()) == []
 
 
-def test_first_key_of_a_fresh_batch_goes_first(name: str) -> None:
+def test_last_key_of_a_fresh_batch_goes_first(name: str) -> None:
     policy = make_policy(name, 4)
-    policy.insert(keys(4, 3, 2, 1))  # a chain, tail first
+    policy.insert(keys(1, 2, 3, 4))  # a chain, head first
     expected = [4, 3, 2, 1] if name != CUSTOM else [1, 2, 3, 4]  # that one is built to do the opposite
-    assert numbers(policy.candidates(4)) == expected
+    assert order(policy) == expected
 
 
-def test_postponed_keys_go_last_in_the_order_given(name: str) -> None:
+def test_postponed_keys_go_last_and_of_them_the_first_one_last(name: str) -> None:
     policy = make_policy(name, 5)
     policy.insert(keys(1, 2, 3, 4, 5))
-    first, second, *rest = policy.candidates(5)
-    policy.postpone([second, first])
-    assert policy.candidates(5) == [*rest, second, first]
+    rest = order(policy)[2:]
+    first, second = take(policy, 2)
+    policy.postpone([first, second])
+    policy.check()
+    assert order(policy) == [*rest, *numbers([second, first])]
 
 
-def test_postponed_key_is_a_candidate_again_when_nothing_else_is_left(name: str) -> None:
-    policy = make_policy(name, 3)
-    policy.insert(keys(1, 2, 3))
+def test_postponing_everything_in_its_order_changes_nothing(name: str) -> None:
+    policy = make_policy(name, 20)
+    policy.insert(keys(*range(20)))
+    before = order(policy)
     for _ in range(10):
-        batch = policy.candidates(3)
-        assert sorted(numbers(batch)) == [1, 2, 3]
-        policy.postpone(batch)
+        policy.postpone(take(policy, 20)[::-1])
         policy.check()
+        assert order(policy) == before
 
 
 def test_removed_key_comes_back_as_if_it_had_never_been_there(name: str) -> None:
@@ -100,25 +117,25 @@ def test_removed_key_comes_back_as_if_it_had_never_been_there(name: str) -> None
     policy.remove(keys(4))
     policy.insert(keys(4))
     fresh.insert(keys(4))
-    assert policy.candidates(4) == fresh.candidates(4)
+    assert order(policy) == order(fresh)
 
 
 def test_cleared_policy_behaves_like_a_new_one(name: str) -> None:
     policy, fresh = make_policy(name, 3), make_policy(name, 3)
-    policy.insert(keys(1, 2, 3))
+    policy.insert(keys(3, 2, 1))
     policy.touch(keys(2))
     policy.touch(keys(2))
-    policy.evict(policy.candidates(3))
+    evict(policy, 3)
     policy.insert(keys(1))  # moves ARC's border, and leaves 2 and 3 in what a policy may remember
     policy.clear()
     assert list(policy.keys()) == []
-    assert policy.candidates(3) == []
+    assert list(policy.candidates()) == []
     for each in (policy, fresh):
-        each.insert(keys(3, 2, 1))
+        each.insert(keys(1, 2, 3))
         each.touch(keys(1))
-        each.evict(each.candidates(1))
+        evict(each, 1)
         each.insert(keys(4))
-    assert policy.candidates(3) == fresh.candidates(3)
+    assert order(policy) == order(fresh)
 
 
 def test_resized_policy_works_with_its_new_capacity(name: str) -> None:
@@ -127,8 +144,8 @@ def test_resized_policy_works_with_its_new_capacity(name: str) -> None:
     policy.resize(40)
     policy.insert(keys(*range(3, 41)))
     assert policy.capacity == 40
-    assert len(set(policy.candidates(40))) == 40
     policy.check()
+    assert sorted(evict(policy, 100)) == list(range(1, 41))
 
 
 def test_asking_for_more_candidates_does_not_change_which_go_first(name: str) -> None:
@@ -136,9 +153,12 @@ def test_asking_for_more_candidates_does_not_change_which_go_first(name: str) ->
         for trace in random_traces(10, different=2 * capacity, accesses=60):
             tested = PolicyCache(name, capacity)
             hits(tested, trace)
-            everything = deepcopy(tested.policy).candidates(100)
-            for few in range(1, capacity + 1):
-                assert deepcopy(tested.policy).candidates(few) == everything[:few], (capacity, few, trace)
+            at_once = order(tested.policy)
+            assert sorted(at_once) == sorted(numbers(tested.policy.keys()))
+            few_by_few: list[int] = []
+            while batch := evict(tested.policy, 1 + len(few_by_few) % 3):
+                few_by_few += batch
+            assert few_by_few == at_once, (capacity, trace)
 
 
 class _PolicyMachine(RuleBasedStateMachine):
@@ -160,29 +180,28 @@ class _PolicyMachine(RuleBasedStateMachine):
     def insert(self, data: st.DataObject) -> None:
         absent = set(keys(*range(24))) - self.held
         batch = self._pick(data, absent, self.policy.capacity - len(self.held))
-        self.policy.insert(iter(batch))  # any iterable, read once
+        self.policy.insert(tuple(batch))  # any sequence, and not the policy's own to keep
         self.held.update(batch)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        self.policy.touch(iter(self._pick(data, self.held, 6)))
+        self.policy.touch(tuple(self._pick(data, self.held, 6)))
 
     @rule(data=st.data(), asked=st.integers(0, 15))
     def answer_candidates(self, data: st.DataObject, asked: int) -> None:
-        batch = self.policy.candidates(asked)
+        batch = take(self.policy, asked)
         assert len(batch) == min(asked, len(self.held))
         assert len(set(batch)) == len(batch)
         assert self.held.issuperset(batch)
-        # As the pool does: some go, some must stay, the rest was not looked at.
-        looked_at = data.draw(st.integers(0, len(batch)))
-        goes = [data.draw(st.booleans()) for _ in range(looked_at)]
-        victims = [each for each, go in zip(batch, goes, strict=False) if go]
-        staying = [each for each, go in zip(batch, goes, strict=False) if not go]
-        self.policy.evict(victims)
+        # As the pool does: some must stay, the others go, and of neither there need be any.
+        goes = [data.draw(st.booleans()) for _ in batch]
+        victims = [each for each, go in zip(batch, goes, strict=True) if go]
+        staying = [each for each, go in zip(batch, goes, strict=True) if not go]
+        answers = [lambda: self.policy.postpone(staying), lambda: self.policy.evict(victims)]
+        for answer in data.draw(st.permutations(answers)):
+            answer()
         self.held.difference_update(victims)
-        assert set(self.policy.keys()) == self.held
-        self.policy.postpone(staying[::-1])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -209,9 +228,8 @@ class _PolicyMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "policy"):
-            self.policy.evict(self.policy.candidates(len(self.held)))
+            assert sorted(evict(self.policy, 100)) == sorted(numbers(self.held))
             assert list(self.policy.keys()) == []
-            self.policy.check()
 
 
 def test_any_allowed_sequence_of_calls_keeps_the_contract(name: str) -> None:
@@ -223,5 +241,5 @@ def test_keys_are_compared_exactly(name: str) -> None:
     policy = make_policy(name, 3)
     twins = [key(1), Key(key(1) + b"\0")]
     policy.insert(twins)
-    policy.evict([twins[1]])
+    policy.remove([twins[1]])
     assert list(policy.keys()) == [twins[0]]
