@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from typing import Any
 
-from forebay.errors import CapacityError, ConfigError, UnknownKeyError
+from forebay.errors import CapacityError, ConfigError, UnknownKeyError, is_whole
 from forebay.policies import policy_class
 
 _UNITS = {"": 1, "B": 1} | {
@@ -43,7 +43,7 @@ class OffloadConfig:
     """Shorter hits are computed instead of loaded."""
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.capacity_bytes) or self.capacity_bytes < 1:
+        if not is_whole(self.capacity_bytes) or self.capacity_bytes < 1:
             raise CapacityError("capacity_bytes", self.capacity_bytes, "whole bytes, at least one block")
         if not isinstance(self.mode, Mode):
             raise ConfigError("mode", self.mode, f"one of {', '.join(mode.value for mode in Mode)}")
@@ -52,7 +52,7 @@ class OffloadConfig:
             value = getattr(self, setting)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise ConfigError(setting, value, "a number of seconds, at least 0")
-        if not _is_whole(self.min_load_tokens) or self.min_load_tokens < 0:
+        if not is_whole(self.min_load_tokens) or self.min_load_tokens < 0:
             raise ConfigError("min_load_tokens", self.min_load_tokens, "a whole number, at least 0")
 
     @classmethod
@@ -71,16 +71,12 @@ class OffloadConfig:
 
 def parse_size(setting: str, value: object) -> int:
     """Bytes from a whole number or from text with a unit: GB is 1000³, GiB is 1024³."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if is_whole(value):
         return value
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
         if unit in _UNITS:
-            size = Decimal(number) * _UNITS[unit]
-            if size == int(size):
+            size = Fraction(number) * _UNITS[unit]
+            if size.denominator == 1:
                 return int(size)
     raise ConfigError(setting, value, 'whole bytes, or text such as "64GB" or "60GiB"')
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

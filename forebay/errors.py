@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TypeGuard
 
 
 class ForebayError(Exception):
@@ -62,6 +63,11 @@ class TransitionError(ForebayError):
 
 class InvariantError(ForebayError, AssertionError):
     """The books do not agree with each other."""
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a setting is a whole number. True and False are not, whatever Python thinks."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def ensure(condition: bool, what: str) -> None:

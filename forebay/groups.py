@@ -20,7 +20,7 @@ from functools import cached_property
 from math import ceil, lcm
 from typing import cast
 
-from forebay.errors import CapacityError, LayoutError
+from forebay.errors import CapacityError, LayoutError, is_whole
 from forebay.ids import Key, group_suffix
 
 _LAZY_RESERVE = 2  # steps of allocation that lazy stores stay ahead of the engine
@@ -29,7 +29,7 @@ _LAZY_RESERVE = 2  # steps of allocation that lazy stores stay ahead of the engi
 def _check_sizes(owner: object, *settings: str) -> None:
     for setting in settings:
         value = getattr(owner, setting)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_whole(value) or value < 1:
             raise LayoutError(setting, value, "a whole number of at least 1")
 
 
@@ -193,10 +193,9 @@ def host_slots(device_blocks: int, device_bytes: int, host_bytes: int) -> int:
     and the scheduler must call it with the same three numbers; that they do is the adapter's business.
     """
     for setting, value in (("device_blocks", device_blocks), ("device_bytes", device_bytes)):
-        if value < 1:
+        if not is_whole(value) or value < 1:
             raise CapacityError(setting, value, "a whole number of at least 1")
-    slots = device_blocks * host_bytes // device_bytes
-    if slots < 1:
+    if not is_whole(host_bytes) or device_blocks * host_bytes < device_bytes:
         needed = ceil(device_bytes / device_blocks)
-        raise CapacityError("capacity_bytes", host_bytes, f"at least one block ({needed} bytes)")
-    return slots
+        raise CapacityError("capacity_bytes", host_bytes, f"whole bytes, at least one block ({needed} bytes)")
+    return device_blocks * host_bytes // device_bytes

@@ -21,15 +21,15 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-from forebay.errors import CapacityError, ensure
+from forebay.errors import CapacityError, ensure, is_whole
 from forebay.ids import Key, Slot
 from forebay.policies import Policy
 from forebay.tally import Tally
 
 
 class Run:
-    """Blocks of one chain that were stored together: every key builds on the one before it, the first on `above`.
-    Blocks leave from the end."""
+    """A stretch of a chain: every key builds on the one before it, the first on `above`. Keys come and go at its
+    end."""
 
     __slots__ = ("above", "keys")
 
@@ -40,8 +40,8 @@ class Run:
 
 class HostPool:
     def __init__(self, slots: int, policy: Policy) -> None:
-        if slots < 1:
-            raise CapacityError("slots", slots, "at least 1")
+        if not is_whole(slots) or slots < 1:
+            raise CapacityError("slots", slots, "a whole number of at least 1")
         self._capacity = slots
         self._policy = policy
         self._slots: dict[Key, Slot] = {}  # every key that has a slot, cached or filling
@@ -142,12 +142,10 @@ class HostPool:
         del unused[len(unused) - again :]
         first_fresh = len(self._runs)
         slots += cast("Iterable[Slot]", range(first_fresh, first_fresh + count - again))
-        run = Run(list(keys), above) if chained else None
+        run = self._extended_run(keys, above) if chained else None
         self._runs += [run] * (count - again)
         for slot in slots[:again]:
             self._runs[slot] = run
-        if run is not None:
-            self._begin_branch(run)
         before = len(self._slots)
         self._slots.update(zip(keys, slots, strict=True))
         ensure(len(self._slots) == before + count, "a key was reserved that has a slot")
@@ -284,11 +282,12 @@ class HostPool:
     def _tail(self, key: Key) -> Key:
         """The end of a chain that builds on this key: the key itself, if nothing does."""
         run = self._runs[self._slots[key]]
-        if run is None or (key not in self._branches and run.keys[-1] == key):
-            return key
-        while run.keys[-1] in self._branches:
-            run = self._branches[run.keys[-1]][-1]
-        return run.keys[-1]
+        while True:
+            if run is not None:
+                key = run.keys[-1]
+            if key not in self._branches:
+                return key
+            run = self._branches[key][-1]
 
     def _leave_run(self, run: Run) -> Key | None:
         """The last key of the run goes; returns the key it was built on."""
@@ -297,6 +296,17 @@ class HostPool:
             return run.keys[-1]
         self._end_branch(run)
         return run.above
+
+    def _extended_run(self, keys: Sequence[Key], above: Key | None) -> Run:
+        """The run that ends on `above`, longer by these keys, or a new one."""
+        slot = self._slots.get(above) if above is not None else None
+        run = self._runs[slot] if slot is not None else None
+        if run is not None and run.keys[-1] == above and above not in self._branches:
+            run.keys += keys
+            return run
+        run = Run(list(keys), above)
+        self._begin_branch(run)
+        return run
 
     def _begin_branch(self, run: Run) -> None:
         if run.above is not None:

@@ -34,7 +34,8 @@ class NewestFirst(Policy):
             yield self._order.popitem(last=False)[0]
 
     def evict(self, keys: Sequence[Key]) -> None:
-        pass
+        for each in keys:
+            self._order.pop(each, None)
 
     def remove(self, keys: Sequence[Key]) -> None:
         for each in keys:

@@ -151,17 +151,12 @@ def test_decimal_size_loses_no_byte(text: str, size: int) -> None:
     assert parse_size("capacity_bytes", text) == size
 
 
-_CONTEXT_BUG = pytest.mark.xfail(strict=True, reason="bug: parse_size() rounds to the decimal context in force")
-
-
-@_CONTEXT_BUG
 def test_size_does_not_depend_on_what_the_program_does_with_decimals() -> None:
     with localcontext() as context:
         context.prec = 6
         assert parse_size("capacity_bytes", "60GiB") == 60 * 1024**3
 
 
-@_CONTEXT_BUG
 def test_size_of_very_many_digits_is_exact_or_refused() -> None:
     assert parse_size("capacity_bytes", "12345678901234567890123456789") == 12345678901234567890123456789
     with pytest.raises(ConfigError):
