@@ -1,0 +1,357 @@
+"""Corners of the manager that were wrong once, or that nothing else would notice if they broke."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Progress, SlidingWindow
+from forebay.testing import TinyRequest
+from tests.builders import FULL, Desk, lose_device, make_engine, prompt, served, tokens_of
+
+
+def keys_of(desk: Desk, request: TinyRequest) -> list[Key]:
+    keys: list[list[Key]] = [[] for _ in desk.layout.groups]
+    desk.layout.extend_keys(keys, request.hashes)
+    return keys[0]
+
+
+def on_host_only(tokens: int, **settings: object) -> Desk:
+    desk = Desk(**settings)  # type: ignore[arg-type]
+    desk.store(prompt(tokens))
+    desk.device.reset()
+    return desk
+
+
+# --- asking again -----------------------------------------------------------------------------------------
+
+
+def test_an_answer_changes_when_one_of_its_keys_is_forgotten() -> None:
+    desk = on_host_only(32)
+    request = desk.request(prompt(33))
+    assert tokens_of(desk.manager.match(request, 0)) == 32
+    key = keys_of(desk, request)[5]
+    desk.manager.pool.forget([key], [desk.manager.pool.index()[key]])
+    assert tokens_of(desk.manager.match(request, 0)) == 20
+
+
+def test_an_answer_changes_when_somebody_else_begins_to_load_the_same() -> None:
+    desk = on_host_only(32)
+    first, second = desk.request(prompt(33)), desk.request(prompt(33))
+    for request in (first, second):
+        assert tokens_of(desk.manager.match(request, 0)) == 32
+    desk.manager.allocated(first, desk.blocks_for(33), 0, 32)
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+    desk.check()
+
+
+def test_an_answer_changes_when_what_it_ended_at_is_on_its_way() -> None:
+    desk = on_host_only(16)
+    waiting = desk.request(prompt(33))
+    assert tokens_of(desk.manager.match(waiting, 0)) == 16
+    longer = desk.request(prompt(32))
+    table = desk.compute(longer)
+    desk.manager.allocated(longer, table, 16, 0)
+    [store] = desk.step(Progress(longer.id, 32)).stores
+    desk.end(longer, table)
+    desk.device.reset()
+    assert isinstance(desk.manager.match(waiting, 0), NotYet)
+    desk.report(store)
+    assert tokens_of(desk.manager.match(waiting, 0)) == 32
+
+
+def test_an_answer_changes_when_the_block_a_drafter_needs_after_it_is_gone() -> None:
+    desk = on_host_only(16, layout=KVLayout((FullAttention(4, drafter=True),), 4, 16), slots=4)
+    request = desk.request(prompt(24))
+    assert tokens_of(desk.manager.match(request, 0)) == 12
+    other = desk.request(prompt(4, 1))
+    table = desk.compute(other)
+    desk.manager.allocated(other, table, 0, 0)
+    desk.report(*desk.step(Progress(other.id, 4)).stores)  # takes the slot of the one block that is not pinned
+    assert tokens_of(desk.manager.match(request, 0)) == 8
+
+
+def test_not_yet_costs_no_search_while_its_reason_lasts() -> None:
+    desk = on_host_only(400, slots=100, num_blocks=400)
+    first, second = desk.request(prompt(401)), desk.request(prompt(401))
+    desk.manager.match(first, 0)
+    desk.manager.allocated(first, desk.blocks_for(401), 0, 400)
+    [load] = desk.step().loads
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+    searches: list[int] = []
+    find_run = desk.manager.pool.find_run
+    desk.manager.pool.find_run = lambda *args: (searches.append(1), find_run(*args))[1]  # type: ignore[method-assign]
+    for _ in range(100):
+        assert isinstance(desk.manager.match(second, 0), NotYet)
+    assert searches == []
+    desk.report(load)
+    assert tokens_of(desk.manager.match(second, 0)) == 400
+
+
+def test_waiting_begins_anew_after_an_admission() -> None:
+    desk = on_host_only(32, wait_deadline_s=1.0)
+    first, second = desk.request(prompt(33)), desk.request(prompt(33))
+    desk.manager.match(first, 0)
+    desk.manager.allocated(first, desk.blocks_for(33), 0, 32)
+    desk.step()
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+    desk.clock.advance(1.0)
+    assert tokens_of(desk.manager.match(second, 0)) == 32
+    desk.manager.allocated(second, desk.blocks_for(33), 0, 0)
+    desk.manager.preempt(second.id)
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+
+
+# --- bridging ---------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_not_starved_by_blocks_that_a_bridge_holds_for_it() -> None:
+    engine = make_engine(num_blocks=11, slots=64)
+    served(engine, prompt(36))
+    request = engine.submit(prompt(37), 1)
+    keys: list[list[Key]] = [[]]
+    engine.layout.extend_keys(keys, request.hashes)
+    pool, chain = engine.manager.pool, keys[0]
+    engine.device.uncache(engine.device.find_run(chain, 5, 6)[0])  # the device has 0-4 and 6-8
+    others = [chain[i] for i in (0, 1, 2, 3, 4, 6, 7, 8)]
+    pool.forget(others, [pool.index()[key] for key in others])  # the host has only 5
+    engine.run(max_steps=50)
+    assert request.generated == 1
+
+
+def gap_in_the_middle() -> tuple[Desk, TinyRequest]:
+    desk = Desk()
+    whole = desk.store(prompt(32))
+    chain = keys_of(desk, whole)
+    pool = desk.manager.pool
+    pool.forget(chain[4:], [pool.index()[key] for key in chain[4:]])
+    for block in desk.device.find_run(chain, 0, 4):
+        desk.device.uncache(block)
+    return desk, desk.request(prompt(33))  # blocks 0-3 on the host, 4-7 on the device
+
+
+def test_a_match_that_was_not_followed_by_an_allocation_gives_device_blocks_back() -> None:
+    desk, request = gap_in_the_middle()
+    assert tokens_of(desk.manager.match(request, 0)) == 32
+    assert len(desk.device.pins) == 4
+    desk.step()
+    assert not desk.device.pins
+    assert tokens_of(desk.manager.match(request, 0)) == 16, "and does without the next time"
+
+
+def test_a_part_of_a_bridged_offer_can_be_accepted() -> None:
+    desk, request = gap_in_the_middle()
+    assert tokens_of(desk.manager.match(request, 0)) == 32
+    taken = desk.device.take(desk.device.num_free - 8)  # the engine is short of blocks by now
+    table = desk.blocks_for(24)
+    assert taken
+    desk.manager.allocated(request, table, 0, 24)
+    [load] = desk.step().loads
+    assert (len(load.blocks), len(load.move_to)) == (4, 2)
+    desk.report(load)
+    assert not desk.device.pins
+
+
+# --- promises and refusals --------------------------------------------------------------------------------
+
+
+def test_who_was_told_to_wait_gets_an_outcome_also_if_nothing_has_to_be_copied() -> None:
+    desk = Desk(KVLayout((ChunkedLocal(4, chunk_tokens=8),), 4, 16))
+    desk.store(prompt(20))
+    desk.device.reset()
+    request = desk.request(prompt(21))
+    assert desk.manager.match(request, 0) == Hit(20, needs_load=True)
+    assert desk.manager.allocated(request, desk.blocks_for(21), 0, 16), "a chunk ends at 16"
+    assert desk.manager.has_pending_work()
+    assert desk.step().loads == []
+    assert desk.report().loaded == [request.id]
+
+
+def test_a_hit_that_needs_no_bytes_survives_a_reset() -> None:
+    desk = Desk(KVLayout((ChunkedLocal(4, chunk_tokens=8),), 4, 16))
+    request = desk.request(prompt(20))
+    assert desk.manager.match(request, 0) == Hit(16, needs_load=False)
+    desk.manager.reset()
+    assert not desk.manager.allocated(request, desk.blocks_for(20), 0, 16)
+    assert desk.report().failed == []
+
+
+def test_a_refused_request_is_failed_once_and_stores_nothing_of_what_it_did_not_get() -> None:
+    desk = Desk()
+    request = desk.request(prompt(16))
+    table = desk.blocks_for(16)
+    for _ in range(2):
+        assert desk.manager.allocated(request, table, 0, 12), "it was not offered anything"
+    assert desk.manager.allocated(request, table, 12, 0)
+    assert desk.step(Progress(request.id, 12)).stores == []
+    assert desk.report().failed == [request.id]
+    assert desk.report().failed == []
+
+
+def test_a_refused_request_that_ends_before_it_is_told_leaves_nothing() -> None:
+    desk = Desk()
+    request = desk.request(prompt(16))
+    table = desk.blocks_for(16)
+    desk.manager.allocated(request, table, 0, 12)
+    assert desk.manager.finish(request.id, 12, table), "it was waiting"
+    assert desk.step().stores == []
+    assert desk.report() == ([], [])
+
+
+def test_finish_says_whether_the_request_was_waiting() -> None:
+    desk = on_host_only(16)
+    request = desk.request(prompt(17))
+    desk.manager.match(request, 0)
+    desk.manager.allocated(request, desk.blocks_for(17), 0, 16)
+    [load] = desk.step().loads
+    assert desk.manager.finish(request.id, 16)
+    assert desk.report(load) == ([], [])
+    running = desk.request(prompt(16))
+    desk.manager.allocated(running, desk.compute(running), 0, 0)
+    assert not desk.manager.finish(running.id, 16)
+    assert not desk.manager.finish(running.id, 16), "nobody there any more"
+
+
+def test_a_request_that_was_never_admitted_has_nothing_to_store() -> None:
+    desk = Desk()
+    request = desk.request(prompt(16))
+    desk.manager.match(request, 0)
+    table = desk.blocks_for(16)
+    assert desk.step(Progress(request.id, 16, table)).stores == []
+    desk.manager.finish(request.id, 16, table)
+    assert desk.step().stores == []
+
+
+def test_a_miss_given_for_want_of_room_is_not_kept_when_there_is_room() -> None:
+    desk = Desk(num_blocks=21, wait_deadline_s=1.0, max_batched_tokens=16)
+    for family in range(2):
+        desk.store(prompt(32, family))
+    desk.device.reset()
+    first, second = (desk.request([*prompt(32, family), *prompt(20, 5)]) for family in range(2))
+    assert tokens_of(desk.manager.match(first, 0)) == 32
+    table = desk.blocks_for(32)
+    desk.manager.allocated(first, table, 0, 32)
+    [load] = desk.step().loads
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+    desk.clock.advance(1.0)
+    assert tokens_of(desk.manager.match(second, 0)) == 0, "it may compute rather than wait longer"
+    desk.report(load)
+    desk.end(first, table)
+    assert tokens_of(desk.manager.match(second, 0)) == 32
+
+
+# --- what comes late ----------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_overdue_is_not_waited_for_and_can_be_made_again() -> None:
+    desk = Desk(store_overdue_s=1.0, wait_deadline_s=100.0)
+    request = desk.request(prompt(16))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    [lost] = desk.step(Progress(request.id, 16)).stores
+    desk.end(request, table)
+    desk.device.reset()
+    again = desk.request(prompt(17))
+    assert isinstance(desk.manager.match(again, 0), NotYet)
+    desk.clock.advance(1.5)
+    desk.report()
+    assert tokens_of(desk.manager.match(again, 0)) == 0
+    assert not desk.manager.has_pending_work(), "an engine need not go on stepping for it"
+    assert desk.manager.drain()
+    desk.manager._draining = False
+    desk.store(prompt(16))
+    assert desk.manager.pool.cached == 4
+    assert desk.manager.pool.filling == 4, "its memory stays its own"
+    desk.report(lost)
+    assert desk.manager.pool.filling == 0
+
+
+def test_an_abandoned_load_that_fails_still_forgets_its_keys() -> None:
+    desk = on_host_only(16)
+    request = desk.request(prompt(17))
+    desk.manager.match(request, 0)
+    desk.manager.allocated(request, desk.blocks_for(17), 0, 16)
+    [load] = desk.step().loads
+    desk.manager.finish(request.id, 0)
+    desk.report(load, failed=True)
+    assert desk.manager.pool.cached == 0
+
+
+# --- stores -------------------------------------------------------------------------------------------------
+
+
+def test_running_requests_that_do_not_fit_on_the_host_do_not_push_each_other_out_in_turns() -> None:
+    desk = Desk(slots=60, num_blocks=600)
+    requests = [desk.request(prompt(200, family)) for family in range(4)]  # 50 blocks each, 60 slots
+    for request in requests:
+        desk.manager.allocated(request, desk.compute(request), 0, 0)
+    for confirmed in range(0, 204, 4):
+        desk.report(*desk.step(*(Progress(request.id, confirmed) for request in requests)).stores)
+    assert desk.manager.stats.stored_blocks <= 4 * 50, "no block is stored twice while its request runs"
+
+
+def test_a_request_that_starts_over_is_looked_at_from_its_beginning() -> None:
+    desk = Desk()
+    request = desk.request(prompt(16))
+    first = desk.compute(request)
+    desk.manager.allocated(request, first, 0, 0)
+    desk.report(*desk.step(Progress(request.id, 16)).stores, failed=True)
+    desk.manager.preempt(request.id)
+    desk.device.free(reversed(first[0]))
+    desk.device.reset()
+    second = desk.compute(request)
+    desk.manager.allocated(request, second, 0, 0)
+    [store] = desk.step(Progress(request.id, 16)).stores
+    assert store.blocks == second[0]
+
+
+def test_after_a_reset_a_request_that_starts_over_on_old_blocks_stores_nothing() -> None:
+    engine = make_engine()
+    running = engine.submit(prompt(24), 12)
+    for _ in range(4):
+        engine.step()
+    engine.manager.reset()
+    engine._preempt(running)
+    engine.run()
+    assert running.cached_tokens > 0, "the device still had its blocks"
+    assert engine.manager.pool.cached == 0
+    fresh = make_engine()
+    running = fresh.submit(prompt(24), 12)
+    for _ in range(4):
+        fresh.step()
+    fresh.manager.reset()
+    fresh._preempt(running)
+    lose_device(fresh)
+    fresh.run()
+    assert fresh.manager.pool.cached > 0, "computed anew, it may be kept"
+
+
+def test_a_block_that_a_window_dropped_is_stored_from_where_the_device_still_has_it() -> None:
+    layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=6)), 4, 16)
+    desk = Desk(layout)
+    request = desk.request(prompt(16))
+    table = desk.compute(request)
+    dropped = table[1][0]
+    desk.manager.allocated(request, [table[0], [desk.device.null_block, *table[1][1:]]], 0, 0)
+    desk.device.free([dropped])
+    [store] = desk.step(Progress(request.id, 16)).stores
+    assert dropped in store.blocks
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo", "arc"])
+def test_lazy_stores_keep_heads_longer_than_tails_too(policy: str) -> None:
+    engine = make_engine(
+        FULL, mode=Mode.LAZY, slots=24, num_blocks=24, max_batched_tokens=8, eviction_policy=policy
+    )
+    conversation = served(engine, prompt(32))
+    served(engine, prompt(16, 1))
+    conversation = served(engine, [*conversation.tokens, *range(12)])
+    keys: list[list[Key]] = [[]]
+    engine.layout.extend_keys(keys, conversation.hashes)
+    seen = 0
+    for family in range(2, 16):
+        served(engine, prompt(12, family))
+        there = [key in engine.manager.pool for key in keys[0]]
+        seen += any(there) and not all(there)
+        first = there.index(True) if any(there) else 0
+        assert first == 0 or keys[0][0] in engine.device, "a tail is kept whose head is gone"
+    assert seen
