@@ -7,7 +7,7 @@ SHELL := bash
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-long bench lint clean
+.PHONY: help demo test test-long mutants bench lint clean
 
 help: ## show this list
 	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
@@ -24,6 +24,10 @@ test: lint ## lint, types and all tests (about a minute)
 test-long: .venv/.ready ## more than a million engine steps under random traffic and faults (ten minutes and more)
 	@echo "==> state machine, until a million steps were checked"
 	@FOREBAY_PROFILE=long $(BIN)/python -m pytest tests/test_state_machine.py --timeout=0 -s
+
+mutants: .venv/.ready ## break the core on purpose, line by line: does a test notice? (minutes)
+	@echo "==> tools/mutants.py"
+	@$(BIN)/python tools/mutants.py
 
 bench: .venv/.ready ## what a block costs the scheduler
 	@echo "==> bench/scheduler_cost.py"

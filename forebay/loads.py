@@ -51,7 +51,7 @@ class Loads:
         found = self._find(state, device_tokens, state.request.num_tokens - 1, bridge)
         if found.tokens < max(1, books.config.min_load_tokens):
             found = Match(0, [], found.gaps)
-        reason = self._reason_to_wait(state, found)
+        reason = self._reason_to_wait(state, found, device_tokens)
         if reason is None:
             state.waiting_since = None
         else:
@@ -150,8 +150,11 @@ class Loads:
         missing_tokens = state.request.num_tokens - device_tokens
         wanted = sum(ceil(missing_tokens / group.span_tokens) for group in self._groups)
         # Blocks of its own hit on the device may count as free now and will not when it is admitted.
-        own = sum(device_tokens // group.span_tokens for group in self._groups)
-        return self._books.device.num_free >= own + 2 * wanted
+        return self._books.device.num_free >= self._own_blocks(device_tokens) + 2 * wanted
+
+    def _own_blocks(self, device_tokens: int) -> int:
+        """Device blocks of the engine's own hit, at most."""
+        return sum(device_tokens // group.span_tokens for group in self._groups)
 
     def _still_right(self, held: Held, state: RequestState, device_tokens: int) -> bool:
         """Whether a new search would find the same. Engines ask hundreds of times for a request that waits."""
@@ -170,7 +173,9 @@ class Loads:
     def _is_there(self, key: Key, bridge: bool) -> bool:
         return key in self._books.pool or (bridge and bool(self._books.device.find_run([key], 0, 1)))
 
-    def _reason_to_wait(self, state: RequestState, found: Match) -> Callable[[RequestState], bool] | None:
+    def _reason_to_wait(
+        self, state: RequestState, found: Match, device_tokens: int
+    ) -> Callable[[RequestState], bool] | None:
         """Why this request should wait, as a question that can be asked again; None if it should not."""
         copies = found.num_copies
         if copies and self._is_crowded(state):
@@ -184,8 +189,10 @@ class Loads:
         for key in found.gaps:
             if on_the_way(key):
                 return lambda _: on_the_way(key)
-        if copies and not self._stores.can_take(copies):
-            return lambda _: not self._stores.can_take(copies)
+        # What it finds on the device leaves the eviction order as well, and shortens the part of it that is safe.
+        takes = copies + self._own_blocks(device_tokens)
+        if copies and not self._stores.can_take(takes):
+            return lambda _: not self._stores.can_take(takes)
         return None
 
     def _is_crowded(self, state: RequestState) -> bool:

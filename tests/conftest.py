@@ -20,6 +20,13 @@ settings.register_profile(
     phases=[Phase.generate, Phase.shrink],
     **_COMMON,  # type: ignore[arg-type]
 )
+settings.register_profile(
+    "no-shrink",
+    max_examples=100,
+    database=None,
+    phases=[Phase.generate],
+    **_COMMON,  # type: ignore[arg-type]
+)
 settings.load_profile(os.environ.get("FOREBAY_PROFILE", "default"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay import (
+    BlockId,
     ChunkedLocal,
     Cleared,
     FullAttention,
@@ -26,6 +27,7 @@ from forebay import (
 )
 from forebay.testing import NULL, Faults, TinyRequest
 from tests.builders import FULL, Desk, hold, lose_device, make_engine, prompt, release, served, tokens_of
+from tests.watched import WatchedEngine
 
 # --- capacity -----------------------------------------------------------------------------------------
 
@@ -73,6 +75,7 @@ def test_slots_found_are_pinned_until_the_engine_has_allocated() -> None:
     waiting = desk.request(prompt(17))
     assert tokens_of(desk.manager.match(waiting, 0)) == 16
     desk.store(prompt(16, family=1))  # would evict all four slots, if it could
+    assert (desk.manager.pool.evictions, desk.manager.pool.cached) == (0, 4)
     table = desk.blocks_for(17)
     assert desk.manager.allocated(waiting, table, 0, 16)
     [load] = desk.step().loads
@@ -199,6 +202,7 @@ def test_a_drafter_wants_one_block_more_than_the_hit() -> None:
     desk.store(prompt(16))
     lose_device_of(desk)
     assert tokens_of(desk.manager.match(desk.request(prompt(24)), 0)) == 12  # block 3 matches and is dropped
+    assert tokens_of(desk.manager.match(desk.request(prompt(17)), 0)) == 12  # also where the hit could end there
 
 
 # --- eager stores -------------------------------------------------------------------------------------
@@ -273,14 +277,28 @@ def test_lazy_stores_only_what_the_device_is_about_to_evict() -> None:
     assert engine.manager.stats.stored_blocks > 0
 
 
+def watch_losses(engine: WatchedEngine) -> list[Key]:
+    """Keys that the device lost in a moment when the host did not have them."""
+    lost: list[Key] = []
+    take = engine.device.take
+
+    def watched_take(count: int) -> list[BlockId] | None:
+        before = len(engine.device.evicted)
+        taken = take(count)
+        lost.extend(key for key in engine.device.evicted[before:] if key not in engine.manager.pool)
+        return taken
+
+    engine.device.take = watched_take  # type: ignore[method-assign]
+    return lost
+
+
 def test_lazy_loses_nothing_while_there_is_room_and_time() -> None:
     engine = make_engine(mode=Mode.LAZY, num_blocks=60, slots=1000, max_batched_tokens=16, max_running=3)
+    lost = watch_losses(engine)
     for family in range(40):
         engine.submit(prompt(24 + family % 9, family), 3)
     engine.run()
-    evicted = engine.device.evicted
-    assert len(evicted) > 200
-    lost = [key for key in evicted if key not in engine.manager.pool and key not in engine.device]
+    assert len(engine.device.evicted) > 200
     assert lost == []
 
 
@@ -294,6 +312,7 @@ def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batche
         wait_deadline_s=100.0,
         max_running=3,
     )
+    lost = watch_losses(engine)
     sessions = [prompt(40, family) for family in range(12)]
     for turn in range(4):
         for number, tokens in enumerate(sessions):
@@ -302,7 +321,6 @@ def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batche
         engine.run()
         sessions = [[*tokens, *range(turn, turn + 5)] for tokens in sessions]
     assert engine.manager.stats.loaded_blocks > 150
-    lost = [key for key in engine.device.evicted if key not in engine.manager.pool and key not in engine.device]
     assert lost == []
 
 

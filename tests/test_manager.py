@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Progress, SlidingWindow
 from forebay.testing import TinyRequest
-from tests.builders import FULL, Desk, lose_device, make_engine, prompt, served, tokens_of
+from tests.builders import Desk, lose_device, make_engine, prompt, served, tokens_of
 
 
 def keys_of(desk: Desk, request: TinyRequest) -> list[Key]:
@@ -136,6 +138,13 @@ def test_a_match_that_was_not_followed_by_an_allocation_gives_device_blocks_back
     desk.step()
     assert not desk.device.pins
     assert tokens_of(desk.manager.match(request, 0)) == 16, "and does without the next time"
+
+
+def test_no_bridge_is_offered_that_would_leave_too_few_blocks_for_the_request() -> None:
+    desk, request = gap_in_the_middle()
+    assert desk.device.take(desk.device.num_free - 17)  # it needs 9, and as many for the bridge at most
+    assert tokens_of(desk.manager.match(request, 0)) == 16
+    assert not desk.device.pins
 
 
 def test_a_part_of_a_bridged_offer_can_be_accepted() -> None:
@@ -339,19 +348,20 @@ def test_a_block_that_a_window_dropped_is_stored_from_where_the_device_still_has
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "arc"])
 def test_lazy_stores_keep_heads_longer_than_tails_too(policy: str) -> None:
-    engine = make_engine(
-        FULL, mode=Mode.LAZY, slots=24, num_blocks=24, max_batched_tokens=8, eviction_policy=policy
-    )
+    engine = make_engine(mode=Mode.LAZY, slots=40, num_blocks=24, max_batched_tokens=8, eviction_policy=policy)
     conversation = served(engine, prompt(32))
-    served(engine, prompt(16, 1))
-    conversation = served(engine, [*conversation.tokens, *range(12)])
+    for family in range(1, 5):
+        served(engine, prompt(12, family))
+    conversation = served(engine, [*conversation.tokens, *range(12)])  # its head is on the host, its tail is new
     keys: list[list[Key]] = [[]]
     engine.layout.extend_keys(keys, conversation.hashes)
-    seen = 0
-    for family in range(2, 16):
+    chain, was_there = keys[0], set[Key]()
+    for family in range(5, 40):
         served(engine, prompt(12, family))
-        there = [key in engine.manager.pool for key in keys[0]]
-        seen += any(there) and not all(there)
-        first = there.index(True) if any(there) else 0
-        assert first == 0 or keys[0][0] in engine.device, "a tail is kept whose head is gone"
-    assert seen
+        pool = engine.manager.pool
+        for head, tail in pairwise(chain):
+            assert not (tail in pool and head in was_there and head not in pool), (
+                "a tail is kept whose head is gone"
+            )
+        was_there |= {key for key in chain if key in pool}
+    assert len(was_there) >= 10, "head and tail have been on the host"

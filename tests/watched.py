@@ -50,7 +50,6 @@ class WatchedEngine(TinyEngine):
         assert isinstance(request, TinyRequest)
         self.router.hear(self.manager.take_events())
         expected = self._expected(request, device_tokens)
-        gave_up = self.manager.stats.waits_given_up
         answer = self._ask(request, device_tokens)
         if isinstance(answer, NotYet):
             # Only for a copy that is on its way, has just ended or is about to be planned.
@@ -60,7 +59,8 @@ class WatchedEngine(TinyEngine):
             assert self.clock.now - since < self.manager._books.config.wait_deadline_s
         else:
             self.not_yet_since.pop(request.id, None)
-            if answer.tokens == 0 and self.manager.stats.waits_given_up > gave_up:
+            state = self.manager._requests[request.id]
+            if answer.tokens == 0 and state.waited_enough and self.manager._loads._is_crowded(state):
                 return answer  # it waited for room long enough, and computes
             assert answer.tokens == expected, f"{request.id}: {answer} where {expected} tokens can be had"
             again = self._ask(request, device_tokens)

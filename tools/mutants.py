@@ -1,0 +1,109 @@
+"""Breaks the core on purpose, one line at a time, and says which test notices: `make mutants`.
+
+Every entry is a file, a line of it, and the same line broken. A mutant that no test kills is a hole in the tests. The
+working tree is not touched: mutants live in a temporary copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SUITES = (
+    ["tests/test_manager.py", "tests/test_design.py", "tests/test_field_notes.py"],
+    ["tests/test_pool.py", "tests/test_transfers.py", "tests/test_groups.py", "tests/policies"],
+    ["tests/test_state_machine.py"],
+)
+MUTANTS = [
+    ("pool.py", "self._pins.add(slots)", "pass", "a match pins nothing"),
+    ("pool.py", "if slot in pins or key in keep or slot in self._filling:", "if key in keep:", "pinned slots may go"),
+    ("pool.py", "key: Key | None = self._tail(candidate)", "key: Key | None = candidate", "heads may go before tails"),
+    ("pool.py", "self._exhausted = len(victims) < count and not kept_one", "self._exhausted = len(victims) < count",
+     "what one caller keeps binds the next"),
+    ("pool.py", "self._lost |= in_use", "self._unused += in_use", "a reset frees slots under running copies"),
+    ("matching.py", "stop = length // span + group.blocks_beyond_hit", "stop = length // span", "no block for a drafter"),
+    ("matching.py", "length -= length % layout.alignment_tokens", "pass", "hits end off a block of another group"),
+    ("groups.py", "return max(0, tokens - self.window_tokens + 1) // self.span_tokens",
+     "return max(0, tokens - self.window_tokens + self.span_tokens) // self.span_tokens", "a window one block too short"),
+    ("loads.py", "state.request.num_tokens - 1, bridge)", "state.request.num_tokens, bridge)", "the last token is not computed"),
+    ("loads.py", "and held.epoch == self._books.pool.epoch", "", "an answer outlives its keys"),
+    ("loads.py", "and held.loads_planned == self._planned", "", "an answer ignores loads that began since"),
+    ("loads.py", "and all(self._is_there(key, bridge) for key in held.match.witnesses)", "", "a drafter's block may go"),
+    ("loads.py", "return self._books.device.num_free >= self._own_blocks(device_tokens) + 2 * wanted", "return True", "bridges starve their request"),
+    ("loads.py", "if not self._reserved:", "if True:", "loaded requests fill the device"),
+    ("loads.py", "if any(map(Brings.overlaps, transfer.brings, needs)):", "if False:", "equal prompts load N times"),
+    ("stores.py", "if confirmed_tokens < state.next_store_tokens or", "if", "stores are looked for in every step"),
+    ("stores.py", "return min(confirmed_tokens // span, len", "return min(confirmed_tokens // span + 1, len", "unconfirmed blocks are stored"),
+    ("stores.py", "if books.device.keys_of(blocks) != wanted:", "if False:", "a window stores blocks of others"),
+    ("stores.py", "self._ancestry.remember(state.keys[number])", "pass", "lazy stores do not know chains"),
+    ("stores.py", "todo = [i for i in todo if wanted[i] not in self._refused]", "pass", "lazy keeps what must not be kept"),
+    ("stores.py", "soon = self._walk_is_due or", "soon = False and", "loads outrun lazy stores"),
+    ("ends.py", "if transfer.failed:", "if False:", "bad keys are offered again"),
+    ("ends.py", "state.computes = True", "pass", "a failed load is tried without end"),
+    ("ends.py", "self._books.device.pin(transfer.order.blocks + transfer.order.move_to)", "pass", "an abort frees blocks under a load"),
+    ("ends.py", "transfer.orphaned = True", "pass", "and never unpins them"),
+    ("ends.py", "elif transfer.state is State.FAILED:", "elif False:", "a failed store keeps its slots"),
+    ("transfers.py", "transfer.waiting_on.remove(report.rank)", "transfer.waiting_on.clear()", "one rank speaks for all"),
+    ("transfers.py", "transfer.failed |= report.outcome is Outcome.FAILED", "transfer.failed = report.outcome is Outcome.FAILED", "the last rank decides"),
+    ("manager.py", "self._stores.flush(state, confirmed_tokens)", "pass", "nothing is flushed at the end"),
+    ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
+    ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),
+    ("requests.py", "self.cursors = [0] * len(self.table)", "self.cursors = self.cursors or [0] * len(self.table)", "a stale cursor"),
+    ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
+]  # fmt: skip
+
+
+def main() -> int:
+    survivors = 0
+    for number, (name, line, broken, what) in enumerate(MUTANTS, 1):
+        killer = first_to_notice(name, line, broken)
+        survivors += killer is None
+        print(f"{number:>2}/{len(MUTANTS)} {name}: {what}: {killer or 'SURVIVED'}", flush=True)
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} noticed")
+    return 1 if survivors else 0
+
+
+def first_to_notice(name: str, line: str, broken: str) -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("forebay", "tests", "pyproject.toml"):
+            source = ROOT / part
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / part)
+        file = copy / "forebay" / name
+        text = file.read_text()
+        if text.count(line) != 1:
+            raise SystemExit(f"tools/mutants.py: {name} has {text.count(line)} times, expected once: {line}")
+        file.write_text(text.replace(line, broken))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": folder,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "FOREBAY_PROFILE": "no-shrink",
+        }
+        for suite in SUITES:
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "--timeout=60",
+                "-p",
+                "no:cacheprovider",
+                *suite,
+            ]
+            run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+            if run.returncode:
+                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+                return failed[1] if failed else f"{suite[0]} (did not end)"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
