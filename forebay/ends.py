@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from forebay.books import Books
@@ -29,11 +30,19 @@ class Ends:
         self._loads = loads
         self._stores = stores
         self._requests = requests  # the manager's own: who is there to be told
-        self.told: dict[RequestId, bool] = {}  # who waits for no copy and has to be told: loaded, or failed
+        self._to_tell: dict[RequestId, bool] = {}  # who waits for no copy but for an outcome: loaded, or failed
+
+    @property
+    def to_tell(self) -> Collection[RequestId]:
+        return self._to_tell.keys()
+
+    def will_tell(self, request_id: RequestId, *, loaded: bool) -> None:
+        """There is nothing to copy for this request, but it waits for an outcome."""
+        self._to_tell[request_id] = loaded
 
     def tell(self, outcomes: Outcomes) -> None:
-        told, self.told = self.told, {}
-        for request_id, loaded in told.items():
+        to_tell, self._to_tell = self._to_tell, {}
+        for request_id, loaded in to_tell.items():
             if loaded:
                 outcomes.loaded.append(request_id)
             else:
@@ -88,7 +97,7 @@ class Ends:
             books.ledger.cancel(transfer)
             self._release(transfer)
             if transfer.request_id is not None:
-                self.told[transfer.request_id] = False
+                self.will_tell(transfer.request_id, loaded=False)
         else:
             books.ledger.abandon(transfer)
             books.journal.stats.abandoned_transfers += 1
@@ -101,7 +110,7 @@ class Ends:
         loads = self._books.ledger.of_request(request_id)
         for transfer in loads:
             self._orphan(transfer)
-        return self.told.pop(request_id, None) is not None or bool(loads)
+        return self._to_tell.pop(request_id, None) is not None or bool(loads)
 
     def _orphan(self, transfer: Transfer) -> None:
         """The request that waits for this load leaves, and the engine is about to free its blocks: what the ranks

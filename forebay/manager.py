@@ -130,7 +130,7 @@ class OffloadManager:
         state = self._requests.get(request.id)
         if state is None:
             state = self._requests[request.id] = RequestState.of(request, books.layout)
-        if request.id in self._ends.told or books.ledger.of_request(request.id):
+        if request.id in self._ends.to_tell or books.ledger.of_request(request.id):
             return True  # called again while it waits
         if not state.table:
             if device_tokens == 0:
@@ -150,11 +150,11 @@ class OffloadManager:
             books.journal.stats.loads_refused += 1
             books.journal.warn_once("refused", f"a load was refused and is recomputed: {refusal}")
             state.clear_table()
-            self._ends.told[request.id] = False
+            self._ends.will_tell(request.id, loaded=False)
             return True
         if transfer is None:
             if promised:  # of what was accepted nothing has to be copied, but the engine waits for an outcome
-                self._ends.told[request.id] = True
+                self._ends.will_tell(request.id, loaded=True)
             return promised
         self._planned_loads.append(transfer)
         return True
@@ -237,7 +237,7 @@ class OffloadManager:
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping although it has no request: copies are on their way. One that has
         passed its deadline is not waited for."""
-        return bool(self._ends.told) or not all(transfer.overdue for transfer in self._books.ledger)
+        return bool(self._ends.to_tell) or not all(transfer.overdue for transfer in self._books.ledger)
 
     def drain(self) -> bool:
         """Plan nothing new from now on. True once nothing is on its way; keep stepping until then."""

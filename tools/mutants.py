@@ -38,7 +38,7 @@ MUTANTS = [
     ("loads.py", "return self._books.device.num_free >= self._own_blocks(device_tokens) + 2 * wanted", "return True", "bridges starve their request"),
     ("loads.py", "if not self._reserved:", "if True:", "loaded requests fill the device"),
     ("loads.py", "if any(map(Brings.overlaps, transfer.brings, needs)):", "if False:", "equal prompts load N times"),
-    ("stores.py", "if confirmed_tokens < state.next_store_tokens or", "if", "stores are looked for in every step"),
+    ("stores.py", "if self._has_lost_its_head(state, number):", "if False:", "tails are stored without their heads"),
     ("stores.py", "return min(confirmed_tokens // span, len", "return min(confirmed_tokens // span + 1, len", "unconfirmed blocks are stored"),
     ("stores.py", "if books.device.keys_of(blocks) != wanted:", "if False:", "a window stores blocks of others"),
     ("stores.py", "self._ancestry.remember(state.keys[number])", "pass", "lazy stores do not know chains"),
@@ -54,7 +54,7 @@ MUTANTS = [
     ("manager.py", "self._stores.flush(state, confirmed_tokens)", "pass", "nothing is flushed at the end"),
     ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
     ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),
-    ("requests.py", "self.cursors = [0] * len(self.table)", "self.cursors = self.cursors or [0] * len(self.table)", "a stale cursor"),
+    ("requests.py", "        self.table = []", "        pass", "a preempted request keeps its table"),
     ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
 ]  # fmt: skip
 
