@@ -48,7 +48,10 @@ class Stores:
             ready = self._num_ready(state, number, confirmed_tokens)
             if state.cursors[number] < ready:
                 state.cursors[number] = self._store(state, number, state.cursors[number], ready)
-            due.append((ready + 1) * group.span_tokens)  # where there was no room, tried again then
+            # Where there was no room, it is tried again when the request has grown a bit: to find that there
+            # is none, the whole pool has to be looked at.
+            patience = ready // 16 if state.cursors[number] < ready else 0
+            due.append((ready + 1 + patience) * group.span_tokens)
         state.next_store_tokens = min(due)
 
     def _has_lost_its_head(self, state: RequestState, number: int) -> bool:
