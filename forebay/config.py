@@ -37,8 +37,8 @@ class OffloadConfig:
     """After this long without every rank's report a load counts as failed and its request computes."""
     wait_deadline_s: float = 2.0
     """How long a request may wait for blocks that another request is loading or storing just now."""
-    store_overdue_s: float = 60.0
-    """After this long without every rank's report a store is counted and logged as overdue."""
+    store_deadline_s: float = 60.0
+    """After this long without every rank's report a store is given up: nobody waits for it any more."""
     min_load_tokens: int = 0
     """Shorter hits are computed instead of loaded."""
 
@@ -48,7 +48,7 @@ class OffloadConfig:
         if not isinstance(self.mode, Mode):
             raise ConfigError("mode", self.mode, f"one of {', '.join(mode.value for mode in Mode)}")
         policy_class(self.eviction_policy)
-        for setting in ("load_deadline_s", "wait_deadline_s", "store_overdue_s"):
+        for setting in ("load_deadline_s", "wait_deadline_s", "store_deadline_s"):
             value = getattr(self, setting)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise ConfigError(setting, value, "a number of seconds, at least 0")

@@ -138,7 +138,7 @@ class Ends:
             return
         now = books.clock()
         late_loads = books.ledger.older_than(now - books.config.load_deadline_s, Direction.LOAD)
-        late_stores = books.ledger.older_than(now - books.config.store_overdue_s, Direction.STORE)
+        late_stores = books.ledger.older_than(now - books.config.store_deadline_s, Direction.STORE)
         for transfer in late_loads + late_stores:
             if not transfer.overdue:
                 transfer.overdue = True

@@ -34,7 +34,14 @@ def config(slots: int = 64, **settings: Any) -> OffloadConfig:
 
 
 def make_engine(layout: KVLayout = FULL, *, slots: int = 64, num_blocks: int = 64, **kwargs: Any) -> WatchedEngine:
-    names = ("mode", "eviction_policy", "load_deadline_s", "wait_deadline_s", "store_overdue_s", "min_load_tokens")
+    names = (
+        "mode",
+        "eviction_policy",
+        "load_deadline_s",
+        "wait_deadline_s",
+        "store_deadline_s",
+        "min_load_tokens",
+    )
     settings = {name: kwargs.pop(name) for name in names if name in kwargs}
     return WatchedEngine(layout, config(slots, **settings), num_blocks=num_blocks, **kwargs)
 

@@ -62,7 +62,7 @@ def test_only_the_capacity_has_to_be_said() -> None:
     assert config == OffloadConfig(capacity_bytes=1000)
     assert (config.mode, config.eviction_policy, config.min_load_tokens) == (Mode.EAGER, "lru", 0)
     assert config.load_deadline_s > config.wait_deadline_s > 0
-    assert config.store_overdue_s > 0
+    assert config.store_deadline_s > 0
 
 
 def test_every_setting_can_be_said() -> None:
@@ -72,7 +72,7 @@ def test_every_setting_can_be_said() -> None:
         "eviction_policy": "arc",
         "load_deadline_s": 1,
         "wait_deadline_s": 0,
-        "store_overdue_s": inf,
+        "store_deadline_s": inf,
         "min_load_tokens": 64,
     }
     assert said.keys() == {each.name for each in fields(OffloadConfig)}
@@ -216,7 +216,7 @@ def test_text_for_a_mode_is_refused_where_nobody_parses_it() -> None:
     _names(error.value, "mode", "lazy", "eager")
 
 
-@pytest.mark.parametrize("setting", ["load_deadline_s", "wait_deadline_s", "store_overdue_s"])
+@pytest.mark.parametrize("setting", ["load_deadline_s", "wait_deadline_s", "store_deadline_s"])
 @pytest.mark.parametrize("value", [-1, -0.5, -inf, nan, "1", "soon", None, True, [1]])
 def test_deadline_that_is_none_is_a_config_error(setting: str, value: object) -> None:
     with pytest.raises(ConfigError) as error:

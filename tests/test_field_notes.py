@@ -312,7 +312,7 @@ def test_a_load_that_never_reports_ends_at_its_deadline_and_its_memory_is_never_
 def test_a_store_that_never_reports_is_counted_and_logged_and_keeps_its_memory(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = Desk(store_overdue_s=1.0)
+    desk = Desk(store_deadline_s=1.0)
     request = desk.request(prompt(16))
     desk.manager.allocated(request, desk.compute(request), 0, 0)
     desk.step(Progress(request.id, 16))

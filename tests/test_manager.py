@@ -252,7 +252,7 @@ def test_a_miss_given_for_want_of_room_is_not_kept_when_there_is_room() -> None:
 
 
 def test_a_store_that_is_overdue_is_not_waited_for_and_can_be_made_again() -> None:
-    desk = Desk(store_overdue_s=1.0, wait_deadline_s=100.0)
+    desk = Desk(store_deadline_s=1.0, wait_deadline_s=100.0)
     request = desk.request(prompt(16))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)

@@ -93,7 +93,7 @@ class Traffic(RuleBasedStateMachine):
                 eviction_policy=policy,
                 wait_deadline_s=wait_deadline_s,
                 load_deadline_s=5.0,
-                store_overdue_s=5.0,
+                store_deadline_s=5.0,
             ),
             num_blocks=1 + int(longest * blocks_for),
             ranks=ranks,
