@@ -191,8 +191,8 @@ class Loads:
                 return lambda _: on_the_way(key)
         # What it finds on the device leaves the eviction order as well, and shortens the part of it that is safe.
         takes = copies + self._own_blocks(device_tokens)
-        if copies and not self._stores.can_take(takes):
-            return lambda _: not self._stores.can_take(takes)
+        if copies and not self._stores.can_take(state.request.id, takes):
+            return lambda _: not self._stores.can_take(state.request.id, takes)
         return None
 
     def _is_crowded(self, state: RequestState) -> bool:

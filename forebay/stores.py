@@ -15,7 +15,7 @@ from typing import cast
 from forebay.books import Books
 from forebay.config import Mode
 from forebay.events import Stored
-from forebay.ids import BlockId, Key
+from forebay.ids import BlockId, Key, RequestId
 from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
@@ -29,7 +29,7 @@ class Stores:
         self._ancestry = Ancestry(2 * books.device.num_blocks)
         self._refused: set[Key] = set()  # keys on the device that must not be kept, though their request is gone
         self._ahead = 0  # blocks that the device may take, in its order, without losing anything
-        self._asked = 0  # blocks that loads have asked for since the last walk
+        self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
         self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
 
@@ -98,17 +98,22 @@ class Stores:
         if len(self._refused) > 2 * books.device.num_blocks:
             self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
 
-    def can_take(self, count: int) -> bool:
+    def can_take(self, request_id: RequestId, count: int) -> bool:
         """Whether a load may take `count` blocks from the device's order. False if that would lose blocks that can
         be safe in a moment: steps take only what they compute, but a load takes as much as it brings."""
         books = self._books
         if books.config.mode is not Mode.LAZY:
             return True
-        self._asked += count
+        self._asked[request_id] = count  # once, however often it asks
         if self._ahead >= min(books.device.num_free, count + self._target):
             return True
-        soon = self._walk_is_due or self._asked > self._load_demand or any(t.keeps_place for t in books.ledger)
+        soon = (
+            self._walk_is_due or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
+        )
         return not soon
+
+    def _sum_asked(self) -> int:
+        return sum(self._asked.values())
 
     def taken(self, count: int) -> None:
         """A request was admitted and has taken up to so many blocks from the head of the order."""
@@ -122,7 +127,7 @@ class Stores:
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches."""
         books = self._books
-        self._load_demand = max(self._asked, self._load_demand - ceil(self._load_demand / 64))  # it fades
+        self._load_demand = max(self._sum_asked(), self._load_demand - ceil(self._load_demand / 64))  # it fades
         target = self._target + self._load_demand
         on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
         blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
@@ -141,7 +146,7 @@ class Stores:
         if todo:
             self._store_evictions(wanted, waiting, todo)
         self._ahead = len(blocks) - unsafe
-        self._asked = 0
+        self._asked.clear()
         self._walk_is_due = False
 
     def _store_evictions(

@@ -242,3 +242,43 @@ class TestTraffic(Traffic.TestCase):  # type: ignore[misc, name-defined]
         before = STEPS.total
         super().runTest()
         assert STEPS.total - before >= _MIN_STEPS, "too little was tried for a green result to mean anything"
+
+
+def test_asking_twice_is_asking_once_also_for_a_bridged_hit_in_lazy_mode() -> None:
+    """Found by the long run: every question for the same load counted as another demand on the device."""
+    traffic = Traffic()
+    traffic.start(
+        layout="chunked",
+        mode=Mode.LAZY,
+        policy="lru",
+        ranks=1,
+        blocks_for=2.0,
+        slots=29,
+        budget=64,
+        wait_deadline_s=0.05,
+        seed=0,
+    )
+
+    def submit(
+        copies: int, family: int, shared: int, own: int, new: int, steps: int, may_load: bool = True
+    ) -> None:
+        traffic.submit(
+            family=family,
+            shared=shared,
+            own=own,
+            variant=0,
+            max_new_tokens=new,
+            copies=copies,
+            salt=b"",
+            may_load=may_load,
+            may_store=True,
+            steps=steps,
+        )
+
+    traffic.step(count=2)
+    submit(copies=1, family=0, shared=5, own=1, new=1, steps=0)
+    submit(copies=4, family=1, shared=16, own=4, new=1, steps=0)
+    submit(copies=2, family=1, shared=8, own=2, new=4, steps=1, may_load=False)
+    submit(copies=2, family=0, shared=32, own=3, new=4, steps=0)
+    traffic.come_back(which=1, copies=1, steps=1)
+    traffic.teardown()
