@@ -147,3 +147,14 @@ def test_every_policy_is_described() -> None:
 @pytest.mark.parametrize("name", [field.name for field in fields(Stats)])
 def test_every_counter_is_described(name: str) -> None:
     assert cells("metrics.md")[name][0]
+
+
+def test_every_mutant_still_names_a_line_of_the_core() -> None:
+    tree = ast.parse((ROOT / "tools" / "mutants.py").read_text())
+    [mutants] = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MUTANTS"
+    ]
+    for name, line, _, _ in mutants:
+        assert (ROOT / "forebay" / name).read_text().count(line) == 1, f"{name}: {line}"
