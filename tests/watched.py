@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from forebay import Answer, Hit, Mode, NotYet, OffloadConfig
+from forebay import Answer, Mode, NotYet, OffloadConfig
 from forebay.engine import Request
 from forebay.groups import KVLayout
 from forebay.ids import RequestId
@@ -96,8 +96,3 @@ class WatchedEngine(TinyEngine):
         for request_id in outcomes.failed:
             self._load_failed(self.loading.pop(request_id))
         self.check()
-
-
-def tokens_of(answer: Answer) -> int:
-    assert isinstance(answer, Hit)
-    return answer.tokens
