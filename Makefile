@@ -5,9 +5,10 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+VLLM := 0.32.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-long mutants bench lint clean
+.PHONY: help demo test test-fast test-long mutants bench lint clean
 
 help: ## show this list
 	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
@@ -17,9 +18,13 @@ demo: .venv/.ready ## a chat larger than the device pool: without offload, eager
 	@echo "==> demo"
 	@$(BIN)/python -m forebay.demo
 
-test: lint ## lint, types and all tests (about a minute)
+test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest
+
+test-fast: lint ## the same without the tests that need vLLM, which is then not installed (about a minute)
+	@echo "==> pytest, without tests/vllm"
+	@$(BIN)/python -m pytest --ignore=tests/vllm
 
 test-long: .venv/.ready ## more than a million engine steps under random traffic and faults (ten minutes and more)
 	@echo "==> state machine, until a million steps were checked"
@@ -56,4 +61,8 @@ clean: ## remove .venv, caches and build output
 	@$(PYTHON) -m venv .venv
 	@echo "==> installing forebay and its development tools"
 	@$(BIN)/python -m pip install -e '.[dev]' | grep --line-buffered -E '^(Collecting|Successfully)'
+	@touch $@
+
+.venv/.vllm: .venv/.ready tools/install_vllm.py
+	@$(BIN)/python tools/install_vllm.py $(VLLM)
 	@touch $@
