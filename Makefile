@@ -8,7 +8,7 @@ BIN := .venv/bin
 VLLM := 0.32.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-fast test-long mutants bench lint clean
+.PHONY: help demo test test-fast test-compat test-long mutants bench lint clean
 
 help: ## show this list
 	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
@@ -25,6 +25,10 @@ test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU
 test-fast: lint ## the same without the tests that need vLLM, which is then not installed (about a minute)
 	@echo "==> pytest, without tests/vllm"
 	@$(BIN)/python -m pytest --ignore=tests/vllm
+
+test-compat: .venv/.vllm ## the core cases on six releases of vLLM; writes docs/tested-versions.md
+	@echo "==> tools/compat.py"
+	@$(BIN)/python tools/compat.py
 
 test-long: .venv/.ready ## more than a million engine steps under random traffic and faults (ten minutes and more)
 	@echo "==> state machine, until a million steps were checked"
@@ -47,8 +51,8 @@ lint: .venv/.ready ## ruff and mypy
 	@$(BIN)/mypy
 
 clean: ## remove .venv, caches and build output
-	@echo "==> removing .venv, caches and build output"
-	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	@echo "==> removing .venv, .venv-compat, caches and build output"
+	@rm -rf .venv .venv-compat .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.ready: pyproject.toml
