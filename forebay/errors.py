@@ -5,7 +5,7 @@
     │   ├── UnknownKeyError    a key nobody knows; names the nearest one that exists
     │   ├── CapacityError      the memory asked for does not hold a single block
     │   ├── PolicyError        no such eviction policy, or it is not one
-    │   └── LayoutError        groups or block sizes that do not fit together
+    │   └── LayoutError        groups, block sizes or KV memory that do not fit together
     ├── TransitionError        a transfer was asked to make a move its state machine does not have
     └── InvariantError         check() found the books wrong; always a bug in Forebay or in an adapter
 
@@ -54,7 +54,7 @@ class PolicyError(ConfigError):
 
 
 class LayoutError(ConfigError):
-    """Groups whose sizes do not fit together."""
+    """Groups whose sizes do not fit together, or memory in which blocks cannot be told apart."""
 
 
 class TransitionError(ForebayError):

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 import forebay
+import forebay.copier
 import forebay.policies
 import forebay.testing
 from forebay import errors
 
 _ROOT = Path(forebay.__file__).parents[1]
-_PACKAGES = [forebay, forebay.policies, forebay.testing]
+_PACKAGES = [forebay, forebay.copier, forebay.policies, forebay.testing]
 _HEAVY = ("torch", "vllm", "numpy")
 
 
@@ -46,7 +47,7 @@ def test_version_is_the_one_in_pyproject() -> None:
     assert f'\nversion = "{forebay.__version__}"\n' in (_ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("module", ["forebay", "forebay.testing"])
+@pytest.mark.parametrize("module", ["forebay", "forebay.copier", "forebay.testing"])
 def test_importing_loads_no_heavy_module(module: str) -> None:
     # In a new process: this one may have imported anything. The heavy ones are made to fail, so that an import
     # hidden behind `try` is found as well as one that succeeds.
