@@ -22,6 +22,8 @@ class Stored:
     """The tokens of all the blocks; empty where they are not known (lazy stores)."""
     tokens_per_block: int
     group: int
+    start: int | None = None
+    """Which block of its prompt the first is; None where it is not known (lazy stores)."""
     extra: object = None
     medium: str = MEDIUM
 

@@ -35,6 +35,7 @@ from forebay.stats import Stats
 from forebay.stores import Stores
 from forebay.transfers import (
     CopyOrder,
+    Direction,
     Late,
     Ledger,
     Report,
@@ -48,6 +49,10 @@ class Step(NamedTuple):
 
     loads: list[CopyOrder]
     stores: list[CopyOrder]
+    waiting: list[RequestId]
+    """Who waits for each of the loads."""
+    stored_for: list[RequestId]
+    """Whose blocks eager stores were planned for. Lazy stores look at blocks and know no requests."""
 
 
 class OffloadManager:
@@ -196,6 +201,7 @@ class OffloadManager:
 
     def step(self, progress: Iterable[Progress] = ()) -> Step:
         """Plan this step's stores and hand out every transfer that the ranks have not been told of yet."""
+        stored_for: list[RequestId] = []
         if not self._draining:
             for request_id, confirmed_tokens, new_blocks in progress:
                 state = self._requests.get(request_id)
@@ -207,18 +213,21 @@ class OffloadManager:
                         blocks.extend(added)
                 if not state.stores:
                     self._stores.refuse(state)
-                elif self._books.config.mode is Mode.EAGER:
-                    self._stores.advance(state, confirmed_tokens)
+                elif self._books.config.mode is Mode.EAGER and self._stores.advance(state, confirmed_tokens):
+                    stored_for.append(request_id)
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
         self._loads.end_pass()
         self._books.note_removed()
         now = self._books.clock()
         submit = self._books.ledger.submit
-        loads, self._planned_loads = self._planned_loads, []
+        loads = [transfer for transfer in self._planned_loads if transfer.state is State.PLANNED]
+        self._planned_loads = []
         return Step(
-            [submit(transfer, now) for transfer in loads if transfer.state is State.PLANNED],
+            [submit(transfer, now) for transfer in loads],
             [submit(transfer, now) for transfer in self._stores.take_planned()],
+            [transfer.request_id for transfer in loads if transfer.request_id is not None],
+            stored_for,
         )
 
     def report(self, reports: Iterable[Report]) -> Outcomes:
@@ -238,6 +247,10 @@ class OffloadManager:
         """Whether the engine must go on stepping although it has no request: copies are on their way. One that has
         passed its deadline is not waited for."""
         return bool(self._ends.to_tell) or not all(transfer.overdue for transfer in self._books.ledger)
+
+    def has_pending_stores(self) -> bool:
+        """Whether blocks are on their way to the host, or planned to be."""
+        return any(transfer.direction is Direction.STORE for transfer in self._books.ledger)
 
     def drain(self) -> bool:
         """Plan nothing new from now on. True once nothing is on its way; keep stepping until then."""

@@ -25,6 +25,7 @@ class Stores:
         self._books = books
         self._target = lazy_target
         self._open: dict[bool, Transfer] = {}  # planned this step and still growing, by keeps_place
+        self._planned = 0  # blocks, ever
         # Lazy mode only:
         self._ancestry = Ancestry(2 * books.device.num_blocks)
         self._refused: set[Key] = set()  # keys on the device that must not be kept, though their request is gone
@@ -33,10 +34,11 @@ class Stores:
         self._load_demand = 0  # the most that they asked for between two walks, of late
         self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
 
-    def advance(self, state: RequestState, confirmed_tokens: int) -> None:
-        """Plan the blocks of a running request that have become storable."""
+    def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
+        """Plan the blocks of a running request that have become storable. Returns whether there were any."""
         if confirmed_tokens < state.next_store_tokens or not state.stores or not state.table:
-            return
+            return False
+        planned = self._planned
         state.learn_keys(self._books.layout)
         due = []
         for number, group in enumerate(self._books.layout.groups):
@@ -44,7 +46,7 @@ class Stores:
                 # Its blocks had to make way for those of others. Storing them again now would push out others in
                 # turn, every step; flush() does it when the request ends and its blocks are about to be lost.
                 state.next_store_tokens = maxsize
-                return
+                return self._planned > planned
             ready = self._num_ready(state, number, confirmed_tokens)
             if state.cursors[number] < ready:
                 state.cursors[number] = self._store(state, number, state.cursors[number], ready)
@@ -53,6 +55,7 @@ class Stores:
             patience = ready // 16 if state.cursors[number] < ready else 0
             due.append((ready + 1 + patience) * group.span_tokens)
         state.next_store_tokens = min(due)
+        return self._planned > planned
 
     def _has_lost_its_head(self, state: RequestState, number: int) -> bool:
         """Whether the block before the next one to store has left the host: a tail is worth nothing without it."""
@@ -245,6 +248,7 @@ class Stores:
             order = CopyOrder(books.ledger.next_id(), Direction.STORE, [], [], [], [])
             transfer = self._open[keeps_place] = books.ledger.plan(order, [])
             transfer.keeps_place = keeps_place
+        self._planned += len(keys)
         transfer.keys += keys
         transfer.order.blocks.extend(blocks)
         transfer.order.slots.extend(slots)
@@ -259,6 +263,7 @@ class Stores:
             token_ids=request.token_ids(start * span, stop * span),
             tokens_per_block=span,
             group=number,
+            start=start,
             extra=request.event_extra,
         )
 
