@@ -22,9 +22,9 @@ test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest
 
-test-fast: lint ## the same without the tests that need vLLM, which is then not installed (about a minute)
-	@echo "==> pytest, without tests/vllm"
-	@$(BIN)/python -m pytest --ignore=tests/vllm
+test-fast: lint ## the same without the tests that need vLLM and torch, which are then not installed (a minute)
+	@echo "==> pytest, without tests/vllm and tests/copier"
+	@$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/copier
 
 test-compat: .venv/.vllm ## the core cases on six releases of vLLM; writes docs/tested-versions.md (minutes, 2.5 GB)
 	@echo "==> tools/compat.py"

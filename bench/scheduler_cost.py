@@ -13,9 +13,10 @@ What is timed is what an engine waits for, in nanoseconds per block:
 
     python bench/scheduler_cost.py [--rival vllm] [--blocks 1000 6250 25000 100000] [--repeats 7] [--json FILE]
 
-`--rival vllm` runs the same through vLLM's own CPU offload scheduler, and both over vLLM's own device pool. Rounds
-of the two sides alternate; each has fresh managers, and the first of each side is not counted. The collector is
-off while the clock runs. Numbers are medians. At the end: what a host pool of a million slots takes.
+`--rival vllm` makes the same calls of two classes: vLLM's own `SimpleCPUOffloadScheduler` and Forebay's of that
+name, both over vLLM's own device pool. Rounds of the two sides alternate; each has fresh managers, and the first
+of each side is not counted. The collector is off while the clock runs. Numbers are medians. At the end: what a
+host pool of a million slots takes.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Prompt:
     hashes: list[bytes]
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
+    num_preemptions: int = 0
     skip_reading_prefix_cache: bool = False
     may_load: bool = True
     may_store: bool = True
@@ -278,10 +280,9 @@ def main() -> None:
     sides: dict[str, Side] = {"forebay": lambda blocks: forebay_round(blocks, ListDevice(blocks + SPARE))}
     if rival:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        from _rival_vllm import VllmDevice, vllm_round
+        import _rival_vllm
 
-        sides["forebay"] = lambda blocks: forebay_round(blocks, VllmDevice(blocks + SPARE))
-        sides["vllm"] = vllm_round
+        sides = {"forebay": _rival_vllm.forebay_round, "vllm": _rival_vllm.vllm_round}
     about, sizes = header(rival), sorted(args.blocks)
     for name, value in about.items():
         print(f"{name:<12} {value}")

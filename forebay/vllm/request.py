@@ -1,0 +1,58 @@
+"""A vLLM request as the core reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm.v1.request import Request
+
+from forebay.ids import BlockId, RequestId
+
+
+class EngineRequest:
+    """Implements forebay.engine.Request."""
+
+    __slots__ = ("_tokens_per_hash", "device_tokens", "id", "preemptions", "request", "waits_for")
+
+    def __init__(self, request: Request, tokens_per_hash: int) -> None:
+        self.id = RequestId(request.request_id)
+        self.request = request
+        self.device_tokens = 0
+        """What the engine said it has itself when it asked last."""
+        self.preemptions: int = request.num_preemptions
+        self.waits_for: list[BlockId] = []
+        """The blocks of its load, where the engine hears of failures by block."""
+        self._tokens_per_hash = tokens_per_hash
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        hashes: Sequence[bytes] = self.request.block_hashes
+        if getattr(self.request, "resumable", False):
+            # The last token of a streaming session is taken back when more input arrives, and its hash with it.
+            return hashes[: (self.request.num_tokens - 1) // self._tokens_per_hash]
+        return hashes
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.request.num_tokens)
+
+    @property
+    def may_load(self) -> bool:
+        return not self.request.skip_reading_prefix_cache
+
+    @property
+    def may_store(self) -> bool:
+        return True
+
+    @property
+    def confirmed_tokens(self) -> int:
+        """Tokens whose KV is written once the steps the workers know of have run."""
+        return int(self.request.num_computed_tokens - self.request.num_output_placeholders)
+
+    def token_ids(self, start: int, stop: int) -> Sequence[int]:
+        tokens: Sequence[int] = self.request.all_token_ids[start:stop]
+        return tokens
+
+    @property
+    def event_extra(self) -> Request:
+        return self.request

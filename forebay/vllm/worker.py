@@ -1,0 +1,208 @@
+"""A rank's half: orders come with the step's metadata, are carried out by a copier, and are reported.
+
+vLLM takes from a rank, for each load of a request, that it has ended and whether it failed: once per load. Who
+tells it, a report of the copier or a verdict of the scheduler, is settled here by whether the load is still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from forebay.copier import Copier
+from forebay.copier.faults import InjectedFaults
+from forebay.copier.regions import block_regions
+from forebay.copier.torch_copier import TorchCopier
+from forebay.errors import CapacityError, ForebayError
+from forebay.groups import host_slots
+from forebay.ids import BlockId, Rank, RequestId, TransferId
+from forebay.transfers import CopyOrder, Outcome
+from forebay.vllm import compat
+from forebay.vllm.metadata import RankSlots, SimpleCPUOffloadMetadata, SimpleCPUOffloadWorkerMetadata, Verdict
+
+logger = init_logger("vllm.forebay")
+
+_TRIES = 3
+
+
+class LostLoadError(ForebayError):
+    """A load failed for good on a release that cannot take it back. Going on would serve wrong bytes."""
+
+
+@dataclass(slots=True)
+class _OpenLoad:
+    order: CopyOrder
+    request_id: RequestId | None  # None once the engine was told of it
+    tries_left: int = _TRIES - 1
+
+
+class SimpleCPUOffloadWorker:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig | None,
+        cpu_capacity_bytes: int,
+        *,
+        faults: InjectedFaults | None = None,
+    ) -> None:
+        self.vllm_config = vllm_config
+        self.kv_cache_config = kv_cache_config
+        self.cpu_capacity_bytes = cpu_capacity_bytes
+        self.num_cpu_blocks = 0
+        self._faults = faults
+        self._copier: Copier | None = None
+        self._rank = Rank(vllm_config.parallel_config.rank)
+        self._metadata: SimpleCPUOffloadMetadata | None = None
+        self._loads: dict[TransferId, _OpenLoad] = {}
+        self._finished: set[str] = set()
+        self._failed: set[str] = set()
+        self._bad_blocks: set[int] = set()
+        self._meta = SimpleCPUOffloadWorkerMetadata({})
+
+    # --- before the first step ----------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | list[torch.Tensor]]) -> None:
+        if self.kv_cache_config is None or not kv_caches:
+            logger.warning("forebay: this rank has no KV cache; nothing to offload")
+            return
+        tensors = list(_tensors(kv_caches))
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            raise ForebayError(f"forebay: expected KV caches on a CPU, got {tensors[0].device}")
+        blocks = self.kv_cache_config.num_blocks
+        slots = host_slots(blocks, compat.device_bytes(self.kv_cache_config), self.cpu_capacity_bytes)
+        copier = TorchCopier(block_regions(tensors, blocks), slots, rank=self._rank, faults=self._faults)
+        self._copier, self.num_cpu_blocks = copier, slots
+        logger.info(
+            "forebay: rank %d has %d slots of %d bytes (%.2f GB)",
+            self._rank,
+            slots,
+            copier.bytes_per_block,
+            slots * copier.bytes_per_block / 1e9,
+        )
+
+    def handshake(self) -> RankSlots | None:
+        if self.kv_cache_config is None or self._copier is None:
+            return None
+        return RankSlots(self.num_cpu_blocks, self.kv_cache_config.num_blocks)
+
+    # --- every step ---------------------------------------------------------------------------------
+
+    def bind_connector_metadata(self, metadata: SimpleCPUOffloadMetadata) -> None:
+        if metadata.slots > self.num_cpu_blocks and self._copier is not None:
+            raise CapacityError(
+                "slots of the scheduler", metadata.slots, f"at most {self.num_cpu_blocks}, as here"
+            )
+        self._metadata = metadata
+
+    def clear_connector_metadata(self) -> None:
+        self._metadata = None
+
+    def handle_preemptions(self, kv_connector_metadata: SimpleCPUOffloadMetadata) -> None:
+        """Blocks that are being copied are pinned: nobody is given them before the copy has ended."""
+
+    def start_load_kv(self) -> None:
+        """Loads begin after the forward pass, with the stores: see get_finished()."""
+
+    def wait_for_save(self) -> None:
+        """Stores read blocks that no later step writes, and pins keep them: nothing to wait for."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """vLLM calls this once a step, after the forward pass on every release. Only then does every block that
+        has a hash have its content, and no step reads a reused block any more."""
+        self._submit()
+        self._poll()
+        finished, self._finished = self._finished, set()
+        return None, finished or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        _, finished = self.get_finished(finished_req_ids)
+        failed, self._failed = self._failed, set()
+        return compat.transfer_results(finished or set(), failed)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def build_connector_worker_meta(self) -> SimpleCPUOffloadWorkerMetadata | None:
+        meta, self._meta = self._meta, SimpleCPUOffloadWorkerMetadata({})
+        return meta if meta != self._meta else None
+
+    def shutdown(self) -> None:
+        if self._copier is not None:
+            self._copier.close()
+
+    def _submit(self) -> None:
+        metadata, self._metadata = self._metadata, None
+        if metadata is None or self._copier is None:
+            return
+        for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
+            self._loads[order.id] = _OpenLoad(order, request_id)
+            self._copier.submit(order)
+        for order in metadata.stores:
+            self._copier.submit(order)
+        for verdict in metadata.verdicts:
+            self._repeat(verdict)
+
+    def _repeat(self, verdict: Verdict) -> None:
+        blocks = verdict.blocks
+        if verdict.transfer_id is not None:
+            load = self._loads.get(verdict.transfer_id)
+            if load is None or load.request_id is None:
+                return  # the engine has heard of this load
+            load.request_id = None
+            blocks = blocks or load.order.blocks + load.order.move_to
+        self._tell(verdict.request_id, verdict.failed, blocks)
+
+    def _poll(self) -> None:
+        if self._copier is None:
+            return
+        for transfer_id, _, outcome in self._copier.poll():
+            load = self._loads.get(transfer_id)
+            failed = outcome is Outcome.FAILED
+            if load is not None and failed and self._tries_again(load):
+                continue
+            if failed:
+                self._meta.failed_events[transfer_id] = 1
+            elif load is None:
+                self._meta.completed_store_events[transfer_id] = 1
+            else:
+                self._meta.completed_load_events[transfer_id] = 1
+            if load is not None:
+                del self._loads[transfer_id]
+                if load.request_id is not None:
+                    self._tell(load.request_id, failed, load.order.blocks + load.order.move_to)
+
+    def _tries_again(self, load: _OpenLoad) -> bool:
+        """Where the engine cannot take a failed load back, it is tried again; a load that cannot be had then stops
+        the engine. Never a wrong answer."""
+        if self.kv_cache_config is None or compat.recovers(self.kv_cache_config) or load.request_id is None:
+            return False
+        if not load.tries_left or self._copier is None:
+            raise LostLoadError(
+                f"forebay: a load failed {_TRIES} times, and this vLLM cannot compute instead for a model with "
+                f"{len(self.kv_cache_config.kv_cache_groups)} KV cache groups (0.30 and newer can)"
+            )
+        load.tries_left -= 1
+        self._copier.submit(load.order)
+        return True
+
+    def _tell(self, request_id: RequestId, failed: bool, blocks: list[BlockId]) -> None:
+        self._finished.add(request_id)
+        if failed and compat.REPORTS_FAILED_REQUESTS:
+            self._failed.add(request_id)
+        elif failed:
+            self._bad_blocks.update(blocks)
+
+
+def _tensors(kv_caches: Mapping[str, torch.Tensor | list[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    for cache in kv_caches.values():
+        if isinstance(cache, torch.Tensor):
+            yield cache
+        else:
+            yield from cache

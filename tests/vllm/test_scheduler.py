@@ -1,0 +1,350 @@
+"""The scheduler's half without an engine. What both classes can do is asked of both, by the same code."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.vllm.driving import (
+    BLOCK,
+    Hand,
+    chunked,
+    full,
+    kv_cache_config,
+    mamba,
+    scheduler_class,
+    vllm_config,
+    window,
+)
+
+BOTH = pytest.mark.parametrize("name", ["forebay", "vllm"])
+
+
+@BOTH
+def test_a_prompt_is_stored_found_again_and_loaded(name: str) -> None:
+    hand = Hand(name, [full()])
+    scheduler = hand.scheduler
+    assert (scheduler.block_size, scheduler.num_cpu_blocks) == (BLOCK, 64)
+    assert scheduler.cpu_kv_cache_config.num_blocks == 64
+    first = hand.request("first", range(8 * BLOCK))
+    assert scheduler.get_num_new_matched_tokens(first, 0) == (0, False)
+    hand.admit(first)
+    store = hand.step(first)
+    assert store.load_event == -1
+    assert store.load_gpu_blocks == store.load_cpu_blocks == []
+    assert len(store.store_gpu_blocks) == len(set(store.store_cpu_blocks)) == 8
+    assert not store.need_flush
+    assert scheduler.has_pending_stores()
+    hand.stored(store)
+    assert not scheduler.has_pending_stores()
+    hand.finish(first)
+
+    second = hand.request("second", range(8 * BLOCK))
+    assert scheduler.get_num_new_matched_tokens(second, 0) == (7 * BLOCK, True)  # the last token is computed
+    hand.admit(second, 7 * BLOCK)
+    load = hand.step()
+    blocks = [block.block_id for block in hand.requests["second"][1][0]]
+    assert load.load_gpu_blocks == blocks[:7]
+    assert load.load_cpu_blocks == store.store_cpu_blocks[:7]
+    assert ["second"] in load.load_event_to_reqs.values()
+    hand.loaded(second)
+    hand.finish(second)
+    hand.step()
+    assert all(block.ref_cnt == 0 for block in hand.pool.blocks[1:])
+
+
+@BOTH
+def test_a_request_that_ends_with_its_last_block_is_stored_whole(name: str) -> None:
+    hand = Hand(name, [full()])
+    request = hand.request("one", range(4 * BLOCK))
+    hand.admit(request)
+    request.num_computed_tokens = request.num_tokens
+    hand.finish(request)  # max_tokens=1: no step after the one that computed it
+    hand.stored(hand.step())
+    assert hand.scheduler.get_num_new_matched_tokens(hand.request("again", range(5 * BLOCK)), 0) == (
+        4 * BLOCK,
+        True,
+    )
+
+
+@BOTH
+def test_fewer_tokens_than_offered_may_be_taken_or_none(name: str) -> None:
+    hand = Hand(name, [full()])
+    hand.keep(hand.request("first", range(8 * BLOCK)))
+    for taken in (3, 0):
+        request = hand.request(f"takes {taken}", range(9 * BLOCK))
+        assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (8 * BLOCK, True)
+        hand.admit(request, taken * BLOCK)
+        assert len(hand.step().load_gpu_blocks) == taken
+        if taken:
+            hand.loaded(request)
+        hand.finish(request)
+    metadata = hand.step()
+    if metadata.store_event >= 0:
+        hand.stored(metadata)
+    assert all(block.ref_cnt == 0 for block in hand.pool.blocks[1:])
+
+
+@BOTH
+def test_what_must_not_be_read_is_not_offered(name: str) -> None:
+    hand = Hand(name, [full()])
+    hand.keep(hand.request("first", range(8 * BLOCK)))
+    request = hand.request("prompt_logprobs", range(8 * BLOCK))
+    request.skip_reading_prefix_cache = True
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+
+
+@BOTH
+def test_reset_forgets_in_one_call(name: str) -> None:
+    hand = Hand(name, [full()])
+    hand.keep(hand.request("first", range(8 * BLOCK)))
+    hand.forget_device()
+    assert hand.scheduler.reset() is True
+    assert hand.scheduler.get_num_new_matched_tokens(hand.request("second", range(8 * BLOCK)), 0) == (0, False)
+
+
+def test_every_rank_has_to_report_a_store() -> None:
+    parallel = SimpleNamespace(decode_context_parallel_size=1, world_size=3, rank=0)
+    hand = Hand("forebay", [full()], vllm_config=vllm_config(parallel_config=parallel))
+    first = hand.request("first", range(4 * BLOCK))
+    hand.admit(first)
+    store = hand.step(first)
+    hand.forget_device()
+    second = hand.request("second", range(5 * BLOCK))
+    for reported in range(3):
+        answer = hand.scheduler.get_num_new_matched_tokens(second, 0)
+        assert answer in {(0, False), (None, False)}, f"offered after {reported} of 3 ranks"
+        hand.stored(store)
+    assert hand.scheduler.get_num_new_matched_tokens(second, 0) == (4 * BLOCK, True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_capacity_and_lazy_target_are_vllms(seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = [full, lambda block: window(rng.randint(1, 400), block), lambda block: chunked(64, block), mamba]
+    config = kv_cache_config(
+        [rng.choice(kinds)(rng.choice([16, 32, 64])) for _ in range(rng.randint(1, 5))],
+        rng.randint(1, 5000),
+        rng.randint(1, 1 << 16),
+    )
+    ours, theirs = scheduler_class("forebay"), scheduler_class("vllm")
+    for _ in range(20):
+        capacity, batched = rng.randint(1, 1 << 32), rng.randint(1, 20_000)
+        assert ours._derive_cpu_config(config, capacity) == theirs._derive_cpu_config(config, capacity)
+        assert ours._estimate_lazy_target_blocks(config, batched) == theirs._estimate_lazy_target_blocks(
+            config, batched
+        )
+
+
+LAYOUTS: dict[str, Any] = {
+    "full": lambda: [full()],
+    "full and window": lambda: [full(), window(40)],
+    "wide window": lambda: [full(), window(100)],
+    "two windows": lambda: [full(), window(17), window(64)],
+    "larger blocks": lambda: [full(16), full(32)],
+    "larger blocks in the window": lambda: [full(16), window(70, 32)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_matches_are_vllms(layout: str, seed: int) -> None:
+    """Prompts that share prefixes, all kept by both; then every one is asked for, from every start that the engine
+    could have itself."""
+    rng = random.Random(f"{layout} {seed}")
+    stem = [rng.randrange(100) for _ in range(200)]
+    prompts = [
+        stem[: rng.randint(1, 200)] + [rng.randrange(100) for _ in range(rng.randint(1, 120))] for _ in range(6)
+    ]
+    hands = [Hand(name, LAYOUTS[layout](), blocks=512, slots=512) for name in ("forebay", "vllm")]
+    for number, prompt in enumerate(prompts):
+        for hand in hands:
+            hand.keep(hand.request(f"keeps {number}", prompt))
+    hits = 0
+    for number, prompt in enumerate(prompts):
+        longer = [*prompt, *range(rng.randint(0, 40))]
+        aligned = hands[0].scheduler.block_size
+        for device_tokens in range(0, len(longer), aligned * rng.choice([1, 2])):
+            answers = []
+            for hand in hands:
+                hand.forget_device()  # one side would bridge gaps from it, the other cannot
+                request = hand.request(f"asks {number} {device_tokens}", longer)
+                answers.append(hand.scheduler.get_num_new_matched_tokens(request, device_tokens))
+                hand.scheduler.request_finished(request, [])
+            assert answers[0] == answers[1], (len(longer), device_tokens)
+            hits += answers[0][0] > 0
+    assert hits
+
+
+def test_asking_again_changes_nothing_and_leaks_nothing() -> None:
+    """vLLM asks for a waiting request in every step, hundreds of times."""
+    hand = Hand("forebay", [full(), window(64)], blocks=512, slots=512)
+    hand.keep(hand.request("first", range(100 * BLOCK)))
+    request = hand.request("waits", range(100 * BLOCK))
+    answer = hand.scheduler.get_num_new_matched_tokens(request, 0)
+    assert answer == (99 * BLOCK, True)
+    manager = hand.scheduler.manager
+    pinned = manager.pool.pinned
+    tracemalloc.start()
+    try:
+        for _ in range(50):
+            hand.scheduler.get_num_new_matched_tokens(request, 0)
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2000):
+            assert hand.scheduler.get_num_new_matched_tokens(request, 0) == answer
+        assert tracemalloc.get_traced_memory()[0] - before < 2000  # less than a byte per question
+    finally:
+        tracemalloc.stop()
+    assert manager.pool.pinned == pinned
+    manager.check()
+    hand.scheduler.request_finished(request, [])
+    assert manager.pool.pinned == 0
+    manager.check()
+
+
+def test_less_memory_than_a_block_is_refused_with_one_line() -> None:
+    from forebay.errors import CapacityError
+
+    with pytest.raises(
+        CapacityError, match=r"capacity_bytes: expected .*at least one block \(1024 bytes\), got 1023"
+    ):
+        scheduler_class("forebay")(vllm_config(), kv_cache_config([full()], 64), 1023)
+
+
+def test_block_sizes_given_by_position_are_refused() -> None:
+    with pytest.raises(TypeError, match="lazy_offload: expected True or False, got 16"):
+        scheduler_class("forebay")(vllm_config(), kv_cache_config([full()], 64), 65536, 16)
+
+
+class Loading:
+    """A request that waits for a load that the ranks were told of."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.hand = Hand("forebay", [full()], **kwargs)
+        self.scheduler = self.hand.scheduler
+        self.hand.keep(self.hand.request("first", range(8 * BLOCK)))
+        self.hand.forget_device()
+        self.request = self.hand.request("loads", range(9 * BLOCK))
+        assert self.scheduler.get_num_new_matched_tokens(self.request, 0) == (8 * BLOCK, True)
+        self.hand.admit(self.request, 8 * BLOCK)
+        [self.load] = self.hand.step().loads
+
+    def ranks_say(self, *, finished: bool = True, done: int = 0, failed: int = 0) -> set[str]:
+        """A step's result: who the engine is about to hear of, once the scheduler has seen it."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        from forebay.vllm import SimpleCPUOffloadWorkerMetadata
+
+        events = {self.load.id: done} if done else {}, {self.load.id: failed} if failed else {}
+        output = KVConnectorOutput(
+            finished_recving={self.request.request_id} if finished else set(),
+            failed_recving={self.request.request_id} if finished and failed else set(),
+            kv_connector_worker_meta=SimpleCPUOffloadWorkerMetadata({}, *events),
+        )
+        self.scheduler.update_connector_output(output)
+        return output.finished_recving or set()
+
+    def verdicts(self) -> list[tuple[str, int | None, bool]]:
+        return [tuple(each[:3]) for each in self.hand.step().verdicts]
+
+    def pins(self) -> int:
+        return sum(self.scheduler.manager.device_pins().values())
+
+
+def test_a_load_that_ends_in_time_needs_no_verdict() -> None:
+    loading = Loading()
+    assert loading.ranks_say(done=1) == {"loads"}
+    assert loading.verdicts() == []
+    assert not loading.scheduler.has_pending_work()
+
+
+def test_a_load_that_fails_on_a_rank_needs_no_verdict_and_is_not_offered_again() -> None:
+    loading = Loading()
+    assert loading.ranks_say(failed=1) == {"loads"}
+    assert loading.verdicts() == []
+    assert loading.scheduler.get_num_new_matched_tokens(loading.request, 0) == (0, False)
+    other = loading.hand.request("other", range(9 * BLOCK))
+    assert loading.scheduler.get_num_new_matched_tokens(other, 0) == (0, False), (
+        "the bad bytes are offered to others"
+    )
+
+
+def test_a_load_past_its_deadline_is_failed_by_a_verdict() -> None:
+    from forebay.config import OffloadConfig
+
+    loading = Loading(settings=OffloadConfig(1, load_deadline_s=0.0))
+    assert loading.verdicts() == [("loads", loading.load.id, True)]
+    assert loading.verdicts() == []
+    assert loading.pins() == 8, "the ranks may still be writing"
+    assert loading.ranks_say(finished=True) == {"loads"}  # every rank has repeated the verdict
+    assert loading.pins() == 8
+    loading.ranks_say(finished=False, done=1)
+    assert loading.pins() == 0
+    loading.scheduler.manager.check()
+
+
+def test_an_aborted_load_lets_the_engine_go_and_keeps_its_blocks_until_it_ends() -> None:
+    loading = Loading()
+    loading.hand.finish(loading.request)
+    assert loading.scheduler.has_pending_work()
+    assert loading.verdicts() == [("loads", loading.load.id, False)]
+    assert loading.pins() == 8
+    assert loading.ranks_say(finished=True, done=1) == {"loads"}, (
+        "the engine must hear of it, or it waits for ever"
+    )
+    assert loading.pins() == 0
+    assert not loading.scheduler.has_pending_work()
+    assert all(block.ref_cnt == 0 for block in loading.hand.pool.blocks[1:])
+
+
+def test_bytes_that_arrive_after_a_reset_are_not_used() -> None:
+    """What was loaded was computed with weights that may be gone."""
+    loading = Loading()
+    loading.scheduler.reset()
+    assert loading.ranks_say(done=1) == set(), "the engine would run on what was to be forgotten"
+    assert loading.verdicts() == [("loads", None, True)]
+    assert loading.pins() == 0
+    loading.scheduler.manager.check()
+
+
+def test_the_engine_that_steps_without_reports_still_meets_deadlines() -> None:
+    from forebay.config import OffloadConfig
+
+    hand = Hand("forebay", [full()], settings=OffloadConfig(1, store_deadline_s=0.0))
+    first = hand.request("first", range(4 * BLOCK))
+    hand.admit(first)
+    hand.step(first)
+    assert hand.scheduler.has_pending_work()
+    hand.step()
+    assert not hand.scheduler.has_pending_work(), "a store that never reports keeps an idle engine stepping"
+
+
+def test_a_preempted_request_that_is_admitted_in_the_same_step_keeps_its_new_table() -> None:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    hand = Hand("forebay", [full()])
+    request = hand.request("one", range(4 * BLOCK))
+    hand.admit(request)
+    _, old = hand.requests["one"]
+    hand.pool.free_blocks(reversed(old[0]))
+    hand.forget_device()
+    request.num_preemptions += 1
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    hand.admit(request)
+    new = [block.block_id for block in hand.requests["one"][1][0]]
+    output = SchedulerOutput.make_empty()
+    output.preempted_req_ids = {"one"}
+    assert hand.scheduler.build_connector_meta(output).need_flush
+    assert hand.step(request).store_gpu_blocks == new
+
+
+def test_the_least_that_every_rank_has_is_what_all_use() -> None:
+    hand = Hand("forebay", [full()])
+    hand.scheduler.agree_on_slots([64, 40, 64])
+    assert hand.scheduler.num_cpu_blocks == hand.scheduler.cpu_kv_cache_config.num_blocks == 40
+    assert hand.scheduler.cpu_block_pool.get_num_free_blocks() == 40
+    assert hand.step().slots == 40

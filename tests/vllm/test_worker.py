@@ -1,0 +1,185 @@
+"""A rank's half without an engine: real tensors, real copies, and what the engine is told of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay.ids import BlockId, RequestId, Slot, TransferId
+from forebay.transfers import CopyOrder, Direction
+from tests.vllm.driving import full, kv_cache_config, vllm_config, window
+
+BLOCKS, SLOTS = 16, 8
+
+
+class Rank:
+    def __init__(self, specs: list[Any] | None = None, **faults: Any) -> None:
+        import torch
+
+        from forebay.copier.faults import InjectedFaults
+        from forebay.vllm import SimpleCPUOffloadWorker
+
+        config = kv_cache_config(specs or [full()], BLOCKS)
+        self.cache = torch.arange(BLOCKS * 256, dtype=torch.float32).view(BLOCKS, 256)
+        self.worker = SimpleCPUOffloadWorker(
+            vllm_config(), config, SLOTS * 1024, faults=InjectedFaults(**faults) if faults else None
+        )
+        self.worker.register_kv_caches({"layer0": self.cache})
+        self.ended: dict[str, dict[int, int]] = {"stores": {}, "loads": {}, "failed": {}}
+
+    def step(
+        self, *loads: CopyOrder, stores: tuple[CopyOrder, ...] = (), verdicts: Any = ()
+    ) -> tuple[set[str], set[str]]:
+        """One step: what the engine hears of it, finished and failed."""
+        from forebay.vllm import SimpleCPUOffloadMetadata
+
+        waiting = [RequestId(f"of {order.id}") for order in loads]
+        self.worker.bind_connector_metadata(
+            SimpleCPUOffloadMetadata(list(loads), list(stores), waiting, list(verdicts), SLOTS)
+        )
+        results = self.worker.get_transfer_results(set())
+        self.worker.clear_connector_metadata()
+        meta = self.worker.build_connector_worker_meta()
+        if meta is not None:
+            self.ended["stores"] |= meta.completed_store_events
+            self.ended["loads"] |= meta.completed_load_events
+            self.ended["failed"] |= meta.failed_events
+        return results.finished_recving, results.failed_recving
+
+    def until(self, *transfers: int) -> tuple[set[str], set[str]]:
+        """Step until these have been reported; everything the engine heard on the way."""
+        finished, failed = set(), set()
+        deadline = time.monotonic() + 20
+        while not all(any(each in ended for ended in self.ended.values()) for each in transfers):
+            assert time.monotonic() < deadline, "a transfer was never reported"
+            more = self.step()
+            finished |= more[0]
+            failed |= more[1]
+        return finished, failed
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    made = Rank()
+    yield made
+    made.worker.shutdown()
+
+
+def _order(number: int, direction: Direction, blocks: list[int], slots: list[int]) -> CopyOrder:
+    return CopyOrder(TransferId(number), direction, list(map(BlockId, blocks)), list(map(Slot, slots)), [], [])
+
+
+def _store(number: int, blocks: list[int], slots: list[int]) -> CopyOrder:
+    return _order(number, Direction.STORE, blocks, slots)
+
+
+def _load(number: int, blocks: list[int], slots: list[int]) -> CopyOrder:
+    return _order(number, Direction.LOAD, blocks, slots)
+
+
+def _verdict(number: int | None, *, failed: bool, request: str | None = None) -> Any:
+    from forebay.vllm.metadata import Verdict
+
+    transfer = None if number is None else TransferId(number)
+    return Verdict(RequestId(request or f"of {number}"), transfer, failed, [BlockId(9)] if number is None else [])
+
+
+def test_bytes_go_there_and_back(rank: Rank) -> None:
+    before = rank.cache[[3, 5]].clone()
+    rank.step(stores=(_store(1, [3, 5], [0, 7]),))
+    rank.until(1)
+    rank.cache.zero_()
+    assert rank.step(_load(2, [6, 2], [0, 7])) in [(set(), set()), ({"of 2"}, set())]
+    rank.until(2)
+    assert rank.cache[[6, 2]].equal(before)
+    assert rank.ended == {"stores": {1: 1}, "loads": {2: 1}, "failed": {}}
+
+
+def test_a_verdict_on_an_open_load_is_told_once_and_the_load_is_still_reported() -> None:
+    rank = Rank(delay_polls=3, only="load")
+    assert rank.step(_load(1, [1], [0])) == (set(), set())
+    assert rank.step(verdicts=[_verdict(1, failed=True)]) == ({"of 1"}, {"of 1"})
+    assert rank.until(1) == (set(), set())
+    assert rank.ended["loads"] == {1: 1}
+    rank.worker.shutdown()
+
+
+def test_a_verdict_on_a_load_that_was_told_is_dropped(rank: Rank) -> None:
+    first = rank.step(_load(1, [1], [0]))
+    told = first[0] | rank.until(1)[0]
+    assert told == {"of 1"}
+    assert rank.step(verdicts=[_verdict(1, failed=True)]) == (set(), set())
+
+
+def test_a_verdict_without_a_load_is_told(rank: Rank) -> None:
+    assert rank.step(verdicts=[_verdict(None, failed=False, request="a")]) == ({"a"}, set())
+    assert rank.step(verdicts=[_verdict(None, failed=True, request="b")]) == ({"b"}, {"b"})
+
+
+def test_a_failed_load_is_told_as_finished_and_failed_at_once() -> None:
+    rank = Rank(fail_chance=1.0)
+    finished, failed = rank.step(_load(1, [1], [0]))
+    more = rank.until(1)
+    assert (finished | more[0], failed | more[1]) == ({"of 1"}, {"of 1"})
+    assert rank.ended["failed"] == {1: 1}
+    assert rank.worker.get_block_ids_with_load_errors() == set()
+    rank.worker.shutdown()
+
+
+def test_before_030_failures_are_told_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.vllm import compat
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    rank = Rank(fail_chance=1.0)
+    rank.step(_load(1, [4, 6], [0, 1]))
+    rank.until(1)
+    assert rank.worker.get_block_ids_with_load_errors() == {4, 6}
+    assert rank.worker.get_block_ids_with_load_errors() == set()
+    rank.step(verdicts=[_verdict(None, failed=True, request="b")])
+    assert rank.worker.get_block_ids_with_load_errors() == {9}
+    rank.worker.shutdown()
+
+
+def test_where_vllm_cannot_take_a_load_back_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.vllm import compat
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    rank = Rank([full(), window(32)], kill_nth=(1,))
+    first = rank.step(_load(1, [1], [0]))
+    told = first[0] | rank.until(1)[0]
+    assert told == {"of 1"}
+    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}}
+    rank.worker.shutdown()
+
+
+def test_and_stops_the_engine_rather_than_give_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.vllm import compat
+    from forebay.vllm.worker import LostLoadError
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    rank = Rank([full(), window(32)], fail_chance=1.0)
+    rank.step(_load(1, [1], [0]))
+    with pytest.raises(
+        LostLoadError, match=r"a load failed 3 times, and this vLLM cannot compute instead .* 2 KV"
+    ):
+        rank.until(1)
+    rank.worker.shutdown()
+
+
+def test_a_scheduler_that_counts_on_more_slots_is_stopped(rank: Rank) -> None:
+    from forebay.errors import CapacityError
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    with pytest.raises(CapacityError, match="slots of the scheduler: expected at most 8, as here, got 9"):
+        rank.worker.bind_connector_metadata(SimpleCPUOffloadMetadata(slots=9))
+
+
+def test_shutdown_may_come_twice_or_before_any_cache(rank: Rank) -> None:
+    rank.worker.shutdown()
+    rank.worker.shutdown()
+    from forebay.vllm import SimpleCPUOffloadWorker
+
+    SimpleCPUOffloadWorker(vllm_config(), None, 1024).shutdown()
