@@ -1,0 +1,291 @@
+"""Engines of a real vLLM, one after another in this process, with or without Forebay."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from unittest import mock
+
+from tests.vllm import shims
+from tests.vllm.families import VOCABULARY, Family
+
+PATIENCE_S = 60.0
+HOST_BYTES = 64 << 20
+
+Tokens = list[int]
+
+
+def prompts(count: int, tokens: int = 400, seed: int = 0) -> list[Tokens]:
+    """Prompts that share nothing; other seeds give others."""
+    numbers = random.Random(seed)
+    return [[numbers.randrange(3, VOCABULARY) for _ in range(tokens)] for _ in range(count)]
+
+
+class Engine:
+    """vLLM in this process. `offload` is what a user writes as kv_connector_extra_config, None is no connector."""
+
+    def __init__(self, family: Family, offload: dict[str, Any] | None = None, **engine_args: Any) -> None:
+        self.family = family
+        self.outputs: dict[str, Any] = {}  # by request id, the newest RequestOutput
+        self.cached_tokens: list[int] = []  # of the last generate(), by prompt: on the device or from Forebay
+        self._internal: dict[str, str] = {}
+        args = {
+            "model": _model_dir(family),
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "max_model_len": 1000,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 2048,
+            "num_gpu_blocks_override": 128,
+            "block_size": 32,
+            "enable_prefix_caching": True,
+            "dtype": "float32",
+            "disable_log_stats": True,
+        }
+        args |= family.engine | engine_args
+        if offload is not None:
+            args["kv_transfer_config"] = {
+                "kv_connector": "SimpleCPUOffloadConnector",
+                "kv_connector_module_path": "forebay.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": offload,
+            }
+        self._environment = mock.patch.dict(os.environ)  # vLLM leaves settings of its own there
+        self._environment.start()
+        try:
+            self._engine = _start(family, args)
+        except BaseException:
+            self._clean_up()
+            raise
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def generate(self, prompts: list[Tokens], max_tokens: int = 8, **sampling: Any) -> list[Tokens]:
+        """What the model says to each of the prompts, always the likeliest token."""
+        ids = [self.submit(prompt, max_tokens, **sampling) for prompt in prompts]
+        self.run()
+        self.cached_tokens = [self.outputs[each].num_cached_tokens for each in ids]
+        return [self.tokens(each) for each in ids]
+
+    def submit(self, prompt: Tokens, max_tokens: int = 8, **sampling: Any) -> str:
+        from vllm import SamplingParams
+
+        request_id = f"request-{len(self._internal)}"
+        salt = sampling.pop("cache_salt", None)
+        lora = sampling.pop("lora_request", None)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **sampling
+        )
+        inputs: dict[str, Any] = {"prompt_token_ids": prompt}
+        if salt is not None:
+            inputs["cache_salt"] = salt
+        self._internal[request_id] = self._engine.add_request(request_id, inputs, params, lora_request=lora)
+        return request_id
+
+    def step(self) -> list[Any]:
+        """One step of the engine; the outputs of requests that got a token or ended."""
+        outputs = self._engine.step()
+        for output in outputs:
+            self.outputs[output.request_id] = output
+        return outputs
+
+    def run(self) -> None:
+        """Step until every request has ended. Copies may still be on their way."""
+        self._step_while(self._engine.has_unfinished_requests)
+
+    def abort(self, request_id: str) -> None:
+        self._engine.abort_request([request_id])
+
+    def tokens(self, request_id: str) -> Tokens:
+        """What a request has been given so far."""
+        output = self.outputs.get(request_id)
+        return list(output.outputs[0].token_ids) if output else []
+
+    # --- state -------------------------------------------------------------------------------------
+
+    @property
+    def core(self) -> Any:
+        return self._engine.engine_core.engine_core
+
+    @property
+    def scheduler(self) -> Any:
+        return self.core.scheduler
+
+    @property
+    def connector(self) -> Any:
+        """The scheduler's side."""
+        return self.scheduler.connector
+
+    @property
+    def manager(self) -> Any:
+        """Forebay's OffloadManager."""
+        return self.connector.scheduler_manager.manager
+
+    @property
+    def worker(self) -> Any:
+        """The worker's side of the connector."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()
+
+    @property
+    def block_pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    @property
+    def block_tokens(self) -> tuple[int, ...]:
+        return tuple(each.kv_cache_spec.block_size for each in self.scheduler.kv_cache_config.kv_cache_groups)
+
+    def internal_id(self, request_id: str) -> str:
+        """What scheduler and connector call a request."""
+        return self._internal[request_id]
+
+    def block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """The blocks of a request that is running, by group."""
+        return self.scheduler.kv_cache_manager.get_block_ids(self.internal_id(request_id))
+
+    def settle(self) -> None:
+        """Step until nothing is on its way. In process nobody steps an engine without requests but its owner."""
+        self._step_while(self.scheduler.has_requests)
+
+    def _step_while(self, busy: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while busy():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"still busy after {PATIENCE_S:.0f} s")
+            self.step()
+
+    def forget_device(self) -> None:
+        """Nothing is cached on the device any more; what the host has stays. The device's memory is spoilt too, or
+        a load that copies nothing would find the right bytes still there."""
+        self.settle()
+        if not self._engine.reset_prefix_cache():
+            raise AssertionError("the device would not forget: something still holds blocks")
+        for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in self._caches()}.values():
+            spoil(tensor.new_empty(0).set_(tensor.untyped_storage()))
+
+    def spoil_device(self, group: int, blocks: Iterable[int]) -> None:
+        """Other bytes in these blocks of one group; doing it again brings the right ones back."""
+        for block in blocks:
+            for tensor in self._caches(group):
+                spoil(tensor[block])
+
+    @contextmanager
+    def spoilt_host(self, prompt: Tokens) -> Iterator[None]:
+        """What this prompt loads from the host is wrong. Afterwards the host has the right bytes again."""
+        spoilt: set[int] = set()
+        host = self.worker.worker_handler._copier.host
+        bind = self.worker.bind_connector_metadata
+
+        def bind_and_spoil(metadata: Any) -> None:
+            for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
+                if self.scheduler.requests[request_id].prompt_token_ids == prompt:
+                    for slot in set(order.slots) - spoilt:
+                        spoil(host[slot])
+                    spoilt.update(order.slots)
+            bind(metadata)
+
+        with mock.patch.object(self.worker, "bind_connector_metadata", bind_and_spoil):
+            yield
+            self.settle()
+        for slot in spoilt:
+            spoil(host[slot])
+        if not spoilt:
+            raise AssertionError("the prompt loaded nothing from the host: nothing was spoilt")
+
+    def _caches(self, group: int | None = None) -> list[Any]:
+        """The tensors of one group's layers, or of all: one for attention, several for states."""
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        chosen = groups if group is None else [groups[group]]
+        layers = self._engine.vllm_config.compilation_config.static_forward_context
+        tensors: list[Any] = []
+        for name in (name for each in chosen for name in each.layer_names):
+            cache = layers[name].kv_cache
+            tensors += cache if isinstance(cache, tuple | list) else [cache]
+        return tensors
+
+    def close(self) -> None:
+        """Leave nothing behind that would be in the way of the next engine of this process."""
+        self._engine.engine_core.shutdown()
+        del self._engine
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        from vllm.distributed import cleanup_dist_env_and_memory
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+        ensure_kv_transfer_shutdown()
+        cleanup_dist_env_and_memory()
+        self._environment.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def spoil(tensor: Any) -> None:
+    """Other numbers of about the same size, none of them infinite: the sign and the lowest bit of the exponent are
+    flipped, of floats of every kind. Twice is not at all."""
+    import torch
+
+    tensor.view(torch.uint8).bitwise_xor_(0x80)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a vLLM without Forebay says, with nothing cached and with the whole prompt cached on the device."""
+
+    cold: list[Tokens]
+    hit: list[Tokens]
+    hit_tokens: list[int]
+
+
+_REFERENCES: dict[str, Reference] = {}
+
+
+def reference(family: Family, prompts: list[Tokens], max_tokens: int = 8, **engine_args: Any) -> Reference:
+    """Computed once for the same question, however many tests ask it."""
+    question = repr((family.name, prompts, max_tokens, sorted(engine_args.items())))
+    if question not in _REFERENCES:
+        with Engine(family, **engine_args) as engine:
+            cold = engine.generate(prompts, max_tokens)
+            hit = engine.generate(prompts, max_tokens)
+            _REFERENCES[question] = Reference(cold, hit, engine.cached_tokens)
+    return _REFERENCES[question]
+
+
+def _start(family: Family, args: dict[str, Any]) -> Any:
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    with ExitStack() as stack:
+        stack.enter_context(shims.models_inspected_here())
+        stack.enter_context(shims.sensitive_weights())
+        if family.shim is not None:
+            stack.enter_context(family.shim())
+        return LLMEngine.from_engine_args(EngineArgs(**args))
+
+
+@functools.cache
+def _models() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="forebay-models-")
+
+
+def _model_dir(family: Family) -> str:
+    folder = Path(_models().name, family.name)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(family.model))
+    return str(folder)
