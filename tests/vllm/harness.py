@@ -185,7 +185,7 @@ class Engine:
     def spoilt_host(self, prompt: Tokens) -> Iterator[None]:
         """What this prompt loads from the host is wrong. Afterwards the host has the right bytes again."""
         spoilt: set[int] = set()
-        host = self.worker.worker_handler._copier.host
+        host = self.worker.worker_handler._copier.arena
         bind = self.worker.bind_connector_metadata
 
         def bind_and_spoil(metadata: Any) -> None:
@@ -273,6 +273,7 @@ def _start(family: Family, args: dict[str, Any]) -> Any:
 
     with ExitStack() as stack:
         stack.enter_context(shims.models_inspected_here())
+        stack.enter_context(shims.kernels_registered_once())
         stack.enter_context(shims.sensitive_weights())
         if family.shim is not None:
             stack.enter_context(family.shim())

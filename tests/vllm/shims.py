@@ -44,6 +44,24 @@ def models_inspected_here() -> Iterator[None]:
         yield
 
 
+_kernels_are_registered = False
+
+
+@contextmanager
+def kernels_registered_once() -> Iterator[None]:
+    """Every engine replaces Triton's kernels in all modules there are. Once is enough, and later it stumbles over
+    what speculation has imported meanwhile."""
+    global _kernels_are_registered
+    from vllm.platforms.cpu import CpuPlatform
+
+    if not _kernels_are_registered or not hasattr(CpuPlatform, "register_triton_kernel_overrides"):
+        yield
+        _kernels_are_registered = True
+        return
+    with mock.patch.object(CpuPlatform, "register_triton_kernel_overrides"):
+        yield
+
+
 @contextmanager
 def sensitive_weights() -> Iterator[None]:
     """Weights that make tokens depend on every part of the KV cache.

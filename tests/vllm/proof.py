@@ -1,0 +1,37 @@
+"""What every case ends with: bytes come back from the host and are the right ones, and wrong ones would show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.vllm.harness import HOST_BYTES, Engine, Tokens
+
+EAGER: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES}
+LAZY: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES, "lazy_offload": True}
+
+
+def nothing_is_left(engine: Engine) -> None:
+    """After the last request: no copy on its way, no block and no slot held by anybody."""
+    engine.settle()
+    manager, pool = engine.manager, engine.block_pool
+    manager.check()
+    assert not manager.has_pending_work()
+    assert not manager.device_pins()
+    assert not manager.pool.pinned
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+def comes_back(engine: Engine, asked: list[Tokens], expected: list[Tokens], **generate: Any) -> None:
+    """The device forgets the prompts; their tokens are right all the same, and had from the host. Then the poison
+    control: with the first prompt's bytes on the host spoilt, its tokens change, and only its."""
+    before = engine.manager.stats.loaded_blocks
+    engine.forget_device()
+    assert engine.generate(asked, **generate) == expected
+    loaded = engine.manager.stats.loaded_blocks
+    assert loaded > before
+    engine.forget_device()
+    with engine.spoilt_host(asked[0]):
+        spoilt = engine.generate(asked, **generate)
+    assert spoilt[0] != expected[0], "wrong bytes from the host would not have been noticed"
+    assert spoilt[1:] == expected[1:]
+    nothing_is_left(engine)

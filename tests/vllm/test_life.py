@@ -1,0 +1,334 @@
+"""What can happen to a request, on a real vLLM. Each case ends with bytes that come back and a poison control."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.vllm.families import GEMMA2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
+from tests.vllm.harness import Engine, Tokens, prompts, reference
+from tests.vllm.proof import EAGER, LAZY, comes_back, nothing_is_left
+
+BLOCK = 32
+
+
+def _bytes_of_blocks(count: int) -> dict[str, Any]:
+    """Host memory for so many blocks of the small Llama."""
+    return {"cpu_bytes_to_use": count * 4 * BLOCK * 2 * 4 * 32 * 4}  # layers, tokens, K and V, heads, dim, float32
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("family", [LLAMA, GEMMA2, MISTRAL_WINDOW], ids=str)
+def test_chunked_prefill(family: Family) -> None:
+    asked, chunks = prompts(3), {"max_num_batched_tokens": 64}
+    expected = reference(family, asked, **chunks).cold
+    with Engine(family, EAGER, **chunks) as engine:
+        assert engine.generate(asked) == expected
+        comes_back(engine, asked, expected)
+
+
+@contextmanager
+def _counted_preemptions(engine: Engine) -> Iterator[list[Any]]:
+    preempted: list[Any] = []
+    preempt = engine.scheduler._preempt_request
+
+    def count(request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *args, **kwargs)
+
+    with mock.patch.object(engine.scheduler, "_preempt_request", count):
+        yield preempted
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("offload", [EAGER, LAZY], ids=["eager", "lazy"])
+@pytest.mark.parametrize(("family", "blocks"), [(LLAMA, 34), (GEMMA2, 70)], ids=str)
+def test_preemption_under_pressure(family: Family, blocks: int, offload: dict[str, Any]) -> None:
+    asked = prompts(8, 200)
+    expected = reference(family, asked, max_tokens=100).cold
+    with Engine(family, offload, num_gpu_blocks_override=blocks) as engine:
+        with _counted_preemptions(engine) as preempted:
+            for _ in range(2):
+                assert engine.generate(asked, max_tokens=100) == expected
+        assert preempted, "there was no pressure"
+        assert engine.manager.stats.loaded_blocks
+        nothing_is_left(engine)
+
+
+@pytest.mark.compat
+def test_abort_while_loading() -> None:
+    asked = prompts(4)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER | {"inject_faults": {"delay_polls": 5, "only": "load"}}) as engine:
+        assert engine.generate(asked) == expected
+        engine.forget_device()
+        ids = [engine.submit(prompt) for prompt in asked]
+        engine.step()
+        assert len(engine.manager.device_pins()) == 0
+        engine.abort(ids[0])
+        engine.abort(ids[2])
+        assert engine.manager.device_pins(), "blocks that are being written are not protected"
+        engine.run()
+        assert [engine.tokens(ids[i]) for i in (1, 3)] == [expected[i] for i in (1, 3)]
+        nothing_is_left(engine)
+        comes_back(engine, asked, expected)
+
+
+@pytest.mark.compat
+def test_one_token_is_enough_to_store_the_whole_prompt() -> None:
+    asked = prompts(2, 4 * BLOCK)
+    longer = [prompt + prompts(1, 10, seed=5)[0] for prompt in asked]
+    expected = reference(LLAMA, longer).cold
+    with Engine(LLAMA, EAGER) as engine:
+        engine.generate(asked, max_tokens=1)
+        engine.forget_device()
+        assert engine.generate(longer) == expected
+        assert engine.cached_tokens == [4 * BLOCK] * 2
+        comes_back(engine, longer, expected)
+
+
+def test_a_block_that_fills_in_the_last_step_is_stored() -> None:
+    """The last token that is computed completes the second block, and there is no step after it."""
+    [prompt] = prompts(1, 2 * BLOCK - 2)
+    [said] = reference(LLAMA, [prompt], max_tokens=3).cold
+    longer = [prompt + said + prompts(1, 20, seed=5)[0]]
+    expected = reference(LLAMA, longer).cold
+    with Engine(LLAMA, EAGER) as engine:
+        assert engine.generate([prompt], max_tokens=3) == [said]  # the third is sampled and never computed
+        engine.forget_device()
+        assert engine.generate(longer) == expected
+        assert engine.cached_tokens == [2 * BLOCK]
+        comes_back(engine, longer, expected)
+
+
+@pytest.mark.compat
+def test_reset_with_copies_in_flight() -> None:
+    asked = prompts(3)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER | {"inject_faults": {"delay_polls": 20}}) as engine:
+        engine.generate(asked)
+        assert engine.manager.has_pending_stores()
+        assert engine.connector.reset_cache() is True
+        engine.forget_device()
+        assert engine.generate(asked) == expected
+        assert engine.manager.stats.loaded_blocks == 0, "what was forgotten came back"
+        # The same with loads in flight: requests that wait for them compute.
+        engine.forget_device()
+        ids = [engine.submit(prompt) for prompt in asked]
+        engine.step()
+        assert engine.connector.reset_cache() is True
+        engine.run()
+        assert [engine.tokens(each) for each in ids] == expected
+        engine.settle()
+        assert engine.generate(asked) == expected
+        comes_back(engine, asked, expected)
+
+
+def test_an_idle_engine_goes_on_until_everything_is_stored() -> None:
+    asked = prompts(2)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER | {"inject_faults": {"delay_polls": 200, "only": "store"}}) as engine:
+        engine.generate(asked, max_tokens=1)
+        assert not engine.scheduler.has_unfinished_requests()
+        assert engine.manager.device_pins()
+        assert engine.scheduler.has_requests(), "the engine would stop stepping"
+        nothing_is_left(engine)
+        comes_back(engine, asked, expected)
+
+
+def test_speculation_by_n_grams() -> None:
+    asked = [prompt[:50] * 8 for prompt in prompts(3, 50)]  # something to look up
+    speculative = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}}
+    expected = reference(LLAMA, asked, max_tokens=40).cold
+    with Engine(LLAMA, EAGER, **speculative) as engine:
+        assert engine.generate(asked, max_tokens=40) == expected
+        comes_back(engine, asked, expected, max_tokens=40)
+
+
+@pytest.mark.compat
+def test_prompt_logprobs_are_never_served_from_the_cache() -> None:
+    asked = prompts(2)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER) as engine:
+        assert engine.generate(asked, prompt_logprobs=1) == expected
+        engine.forget_device()
+        assert engine.generate(asked, prompt_logprobs=1) == expected
+        assert engine.manager.stats.loaded_blocks == 0
+        assert engine.cached_tokens == [0, 0]
+        nothing_is_left(engine)
+        comes_back(engine, asked, expected)
+
+
+@pytest.mark.compat
+def test_salted_prompts_share_nothing_with_others() -> None:
+    asked = prompts(2)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER) as engine:
+        assert engine.generate(asked, cache_salt="one") == expected
+        engine.forget_device()
+        assert engine.generate(asked, cache_salt="two") == expected
+        assert engine.generate(asked) == expected
+        assert engine.manager.stats.loaded_blocks == 0
+        comes_back(engine, asked, expected, cache_salt="one")
+
+
+def _adapter(folder: Path, seed: int) -> str:
+    """A LoRA adapter for the small Llama, strong enough to change what it says."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(LLAMA.model["num_hidden_layers"]):
+        for name in ("q_proj", "v_proj"):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(8, 128, generator=generator)
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(128, 8, generator=generator)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+def test_lora_adapters_do_not_mix(tmp_path: Path) -> None:
+    from vllm.lora.request import LoRARequest
+
+    asked = prompts(2)
+    adapters = [LoRARequest(f"adapter{i}", i, _adapter(tmp_path / f"{i}", i)) for i in (1, 2)]
+    lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+    with Engine(LLAMA, **lora) as plain:
+        expected = [plain.generate(asked, lora_request=each) for each in adapters]
+    assert expected[0] != expected[1]
+    with Engine(LLAMA, EAGER, **lora) as engine:
+        for each, right in zip(adapters, expected, strict=True):
+            assert engine.generate(asked, lora_request=each) == right
+            assert engine.cached_tokens == [0, 0]
+            engine.forget_device()
+        for each, right in zip(adapters, expected, strict=True):
+            comes_back(engine, asked, right, lora_request=each)
+
+
+@contextmanager
+def _async_scheduling() -> Iterator[None]:
+    """The platform turns it off on CPUs. The scheduler runs all the same: a step is planned while the one before
+    it is still being computed."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_turn_on(vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    with mock.patch.object(CpuPlatform, "check_and_update_config", staticmethod(check_and_turn_on)):
+        yield
+
+
+@pytest.mark.parametrize("family", [LLAMA, GEMMA2, QWEN3_NEXT], ids=str)
+def test_async_scheduling(family: Family) -> None:
+    asked = prompts(4, family.prompt_tokens)
+    expected = reference(family, asked, max_tokens=40)
+    with _async_scheduling(), Engine(family, EAGER) as engine:
+        assert type(engine.scheduler).__name__ == "AsyncScheduler"
+        assert engine.generate(asked, max_tokens=40) == expected.cold
+        comes_back(engine, asked, expected.hit, max_tokens=40)
+
+
+def _lose_from_host(engine: Engine, hashes: list[bytes]) -> None:
+    pool = engine.manager.pool
+    index = pool.index()
+    pool.forget(hashes, [index[each] for each in hashes])
+
+
+def _lose_from_device(engine: Engine, hashes: list[bytes]) -> None:
+    pool = engine.block_pool
+    for each in hashes:
+        block = pool.cached_block_hash_to_block.get_one_block(each + bytes(4))
+        pool.evict_blocks({block.block_id})
+
+
+def _hashes(engine: Engine, prompt: Tokens) -> list[bytes]:
+    """The prefix hashes of a prompt, from the engine itself."""
+    request_id = engine.submit(prompt, max_tokens=1)
+    hashes = list(engine.scheduler.requests[engine.internal_id(request_id)].block_hashes)
+    engine.run()
+    engine.settle()
+    return hashes
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("kept_by_host", [range(6, 10), [*range(6, 10), *range(13, 21)]], ids=["tail", "middle"])
+def test_a_gap_on_one_side_is_bridged_by_the_other(kept_by_host: list[int]) -> None:
+    """Blocks 0 to 5 on the device, 6 to 9 on the host, and behind them what only the device has; in the second
+    case the host goes on after that."""
+    [prompt] = prompts(1, 21 * BLOCK + 5)
+    expected = reference(LLAMA, [prompt]).cold
+    with Engine(LLAMA, EAGER) as engine:
+        hashes = _hashes(engine, prompt)
+        _lose_from_device(engine, hashes[6:10] + hashes[13:21] * (len(kept_by_host) > 4))
+        _lose_from_host(engine, [each for i, each in enumerate(hashes[:21]) if i not in kept_by_host])
+        assert engine.generate([prompt]) == expected
+        assert engine.cached_tokens == [21 * BLOCK]
+        assert engine.manager.stats.loaded_blocks == len(kept_by_host)
+        assert engine.manager.stats.moved_blocks == 15 - len(kept_by_host)
+        comes_back(engine, [prompt], expected)
+
+
+@pytest.mark.compat
+def test_equal_prompts_at_once_cost_one_load() -> None:
+    [prompt] = prompts(1)
+    [expected] = reference(LLAMA, [prompt]).cold
+    with Engine(LLAMA, EAGER, max_num_seqs=16, num_gpu_blocks_override=256) as engine:
+        engine.generate([prompt])
+        engine.forget_device()
+        assert engine.generate([prompt] * 16) == [expected] * 16
+        assert engine.manager.stats.loaded_blocks == 400 // BLOCK
+        comes_back(engine, [prompt], [expected])
+
+
+@pytest.mark.compat
+def test_a_host_smaller_than_the_device() -> None:
+    asked = prompts(6)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, _bytes_of_blocks(20)) as engine:
+        assert engine.connector.scheduler_manager.num_cpu_blocks == 20
+        for _ in range(3):
+            assert engine.generate(asked) == expected
+            engine.forget_device()
+        engine.generate(asked[-1:])  # alone, so that it is the one that is kept
+        comes_back(engine, asked[-1:], expected[-1:])
+
+
+@pytest.mark.compat
+def test_a_host_of_one_block() -> None:
+    asked = prompts(2, 100)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, _bytes_of_blocks(1)) as engine:
+        for prompt, right in zip(asked, expected, strict=True):
+            assert engine.generate([prompt]) == [right]
+            comes_back(engine, [prompt], [right])
+            assert engine.manager.pool.capacity == engine.manager.pool.cached == 1
+
+
+def test_without_prefix_caching_it_steps_aside(caplog: pytest.LogCaptureFixture) -> None:
+    asked = prompts(2)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER, enable_prefix_caching=False) as engine:
+        assert engine.generate(asked) == expected
+        assert engine.connector.scheduler_manager is None
+        assert engine.connector.reset_cache() is None
+        assert not engine.connector.has_pending_push_work()
+        engine.settle()
