@@ -50,7 +50,7 @@ class CpuBlockPool:
 
     def get_num_free_blocks(self) -> int:
         """Slots that could be taken now: empty ones, and cached ones that nobody uses."""
-        return self._pool.capacity - self._pool.pinned
+        return self._pool.capacity - self._pool.pinned - self._pool.filling
 
 
 class SimpleCPUOffloadScheduler:

@@ -68,6 +68,9 @@ class SimpleCPUOffloadWorker:
     # --- before the first step ----------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | list[torch.Tensor]]) -> None:
+        if self._copier is not None:
+            # What is on the host was promised under the layout it was stored from.
+            raise ForebayError("forebay: expected KV caches to be registered once, got them a second time")
         if self.kv_cache_config is None or not kv_caches:
             logger.warning("forebay: this rank has no KV cache; nothing to offload")
             return

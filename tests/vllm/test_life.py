@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from tests.vllm.families import GEMMA2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
+from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
 from tests.vllm.harness import Engine, Tokens, prompts, reference
 from tests.vllm.proof import EAGER, LAZY, comes_back, nothing_is_left
 
@@ -176,6 +176,30 @@ def test_salted_prompts_share_nothing_with_others() -> None:
         assert engine.generate(asked) == expected
         assert engine.manager.stats.loaded_blocks == 0
         comes_back(engine, asked, expected, cache_salt="one")
+
+
+@pytest.mark.parametrize("family", [LLAMA, GEMMA2], ids=str)
+def test_shorter_prefix_hashes(family: Family) -> None:
+    asked = prompts(2)
+    expected = reference(family, asked).cold
+    with Engine(family, EAGER, prefix_caching_hash_algo="xxhash") as engine:
+        assert engine.generate(asked) == expected
+        assert {len(key) for key in engine.manager.pool.index()} <= {16, 20}
+        comes_back(engine, asked, expected)
+
+
+def test_hashes_finer_than_blocks() -> None:
+    """The engine itself may then hit the middle of a block, and go on from there."""
+    asked = prompts(3)
+    finer = {"prefix_match_unit": 32}
+    expected = reference(GRANITE_HYBRID, asked, **finer)
+    with Engine(GRANITE_HYBRID, EAGER, **finer) as engine:
+        assert engine.connector.scheduler_manager.hash_block_size == 32
+        assert engine.connector.scheduler_manager.block_size == 64
+        assert engine.generate(asked) == expected.cold
+        assert engine.generate([prompt[:350] for prompt in asked])
+        assert engine.generate(asked) == expected.cold
+        comes_back(engine, asked, expected.cold)
 
 
 def _adapter(folder: Path, seed: int) -> str:

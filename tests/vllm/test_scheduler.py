@@ -39,7 +39,9 @@ def test_a_prompt_is_stored_found_again_and_loaded(name: str) -> None:
     assert len(store.store_gpu_blocks) == len(set(store.store_cpu_blocks)) == 8
     assert not store.need_flush
     assert scheduler.has_pending_stores()
+    before = scheduler.cpu_block_pool.get_num_free_blocks()
     hand.stored(store)
+    assert scheduler.cpu_block_pool.get_num_free_blocks() == before + 8
     assert not scheduler.has_pending_stores()
     hand.finish(first)
 

@@ -177,6 +177,13 @@ def test_a_scheduler_that_counts_on_more_slots_is_stopped(rank: Rank) -> None:
         rank.worker.bind_connector_metadata(SimpleCPUOffloadMetadata(slots=9))
 
 
+def test_caches_that_are_registered_again_are_refused(rank: Rank) -> None:
+    from forebay.errors import ForebayError
+
+    with pytest.raises(ForebayError, match="registered once, got them a second time"):
+        rank.worker.register_kv_caches({"layer0": rank.cache})
+
+
 def test_shutdown_may_come_twice_or_before_any_cache(rank: Rank) -> None:
     rank.worker.shutdown()
     rank.worker.shutdown()
