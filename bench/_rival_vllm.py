@@ -83,6 +83,7 @@ def _round(blocks: int, scheduler_kind: type, worker_metadata: type) -> Laps:
     answer = scheduler.get_num_new_matched_tokens(second, 0)
     laps.stop("match")
     expect(answer == (tokens, True), f"the match is {answer}, not {tokens} tokens")
+    laps.ask_again(lambda: scheduler.get_num_new_matched_tokens(second, 0))
     handles = pool.get_new_blocks(blocks)
     table, idle = KVCacheBlocks((handles,)), SchedulerOutput.make_empty()
     laps.start()

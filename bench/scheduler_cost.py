@@ -11,6 +11,8 @@ What is timed is what an engine waits for, in nanoseconds per block:
     plan load    it gets blocks and accepts the offer; the order for the copies is handed out
     finish load  the copies are reported done
 
+and in microseconds for each call: the match, asked again and again while the request waits.
+
     python bench/scheduler_cost.py [--rival vllm] [--blocks 1000 6250 25000 100000] [--repeats 7] [--json FILE]
 
 `--rival vllm` makes the same calls of two classes: vLLM's own `SimpleCPUOffloadScheduler` and Forebay's of that
@@ -53,6 +55,7 @@ BYTES_PER_BLOCK = 65536
 OPERATIONS = ("plan store", "commit", "match", "plan load", "finish load")
 ROWS = (*OPERATIONS, "total of five", "admit", "total with admit")
 MILLION = 1_000_000
+AGAIN = 200
 
 
 def prefix_hashes(count: int) -> list[bytes]:
@@ -93,6 +96,14 @@ class Laps(dict[str, int]):
     def stop(self, operation: str) -> None:
         self[operation] = time.perf_counter_ns() - self._started
         gc.enable()
+
+    def ask_again(self, ask: Callable[[], object]) -> None:
+        """Engines ask for a waiting request in every step: nanoseconds of a question that was asked before."""
+        self.start()
+        for _ in range(AGAIN):
+            ask()
+        self.stop("again")
+        self.again_ns = self.pop("again") / AGAIN
 
 
 def expect(holds: bool, what: str) -> None:
@@ -180,6 +191,7 @@ def forebay_round(blocks: int, device: Any) -> Laps:
     answer = manager.match(second, 0)
     laps.stop("match")
     expect(answer == (tokens, True), f"the match is {answer}, not {tokens} tokens")
+    laps.ask_again(lambda: manager.match(second, 0))
     handles = device.take(blocks)
     laps.start()
     waits = manager.allocated(second, device.table(handles), 0, tokens)
@@ -201,15 +213,21 @@ def forebay_round(blocks: int, device: Any) -> Laps:
 Side = Callable[[int], Laps]
 
 
-def measure(sides: dict[str, Side], blocks: int, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Nanoseconds per block, by side and operation, one for each counted round."""
-    samples: dict[str, dict[str, list[float]]] = {name: {} for name in sides}
+Samples = dict[str, dict[str, list[float]]]
+
+
+def measure(sides: dict[str, Side], blocks: int, repeats: int) -> tuple[Samples, dict[str, float]]:
+    """Nanoseconds per block, by side and operation, one for each counted round; and by side, of asking again."""
+    samples: Samples = {name: {} for name in sides}
+    again: dict[str, list[float]] = {name: [] for name in sides}
     for counted in (False, *[True] * repeats):
         for name, side in sides.items():
             gc.collect()
-            for operation, ns in side(blocks).items():
+            laps = side(blocks)
+            again[name] += [laps.again_ns] * counted
+            for operation, ns in laps.items():
                 samples[name].setdefault(operation, []).extend([ns / blocks] * counted)
-    return samples
+    return samples, {name: statistics.median(values) for name, values in again.items()}
 
 
 def with_totals(samples: dict[str, list[float]]) -> dict[str, float]:
@@ -287,7 +305,9 @@ def main() -> None:
     for name, value in about.items():
         print(f"{name:<12} {value}")
 
-    samples = {size: measure(sides, size, args.repeats) for size in sizes}
+    measured = {size: measure(sides, size, args.repeats) for size in sizes}
+    samples = {size: by_side for size, (by_side, _) in measured.items()}
+    again = {name: {size: measured[size][1][name] for size in sizes} for name in sides}
     tables = {name: {size: with_totals(samples[size][name]) for size in sizes} for name in sides}
     ours = tables["forebay"]
     for name, columns in tables.items():
@@ -295,6 +315,9 @@ def main() -> None:
     if rival:
         ratio = {size: {row: tables["vllm"][size][row] / ours[size][row] for row in ROWS} for size in sizes}
         print_table("vllm / forebay", ratio, ".2f")
+    print(f"\n{'asking again, us a call':<26}" + "".join(f"{size:>12,}" for size in sizes))
+    for name, by_size in again.items():
+        print(f"  {name:<24}" + "".join(f"{ns / 1000:>12,.1f}" for ns in by_size.values()))
     growth = ours[sizes[-1]]["total of five"] / ours[sizes[0]]["total of five"]
     print(f"\nforebay, total of five per block at {sizes[-1]:,} / at {sizes[0]:,} blocks: {growth:.2f}")
 
@@ -304,7 +327,14 @@ def main() -> None:
     print(f"  empty  {pool['empty_s']:.6f} s  {pool['empty_mb']:.1f} MB   (target: below 1 s and 250 MB)")
     print(f"  full   {pool['full_s']:.2f} s  {pool['full_mb']:.1f} MB   (keys made and counted too; no target)")
     if args.json:
-        record = {"header": about, "medians": tables, "samples": samples, "growth": growth, "pool": pool}
+        record = {
+            "header": about,
+            "medians": tables,
+            "samples": samples,
+            "again_ns": again,
+            "growth": growth,
+            "pool": pool,
+        }
         args.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
