@@ -28,7 +28,7 @@ from forebay.vllm.metadata import RankSlots, SimpleCPUOffloadMetadata, SimpleCPU
 
 logger = init_logger("vllm.forebay")
 
-_TRIES = 3
+_TRIES = 5
 
 
 class LostLoadError(ForebayError):

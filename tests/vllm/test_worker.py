@@ -163,7 +163,7 @@ def test_and_stops_the_engine_rather_than_give_a_wrong_answer(monkeypatch: pytes
     rank = Rank([full(), window(32)], fail_chance=1.0)
     rank.step(_load(1, [1], [0]))
     with pytest.raises(
-        LostLoadError, match=r"a load failed 3 times, and this vLLM cannot compute instead .* 2 KV"
+        LostLoadError, match=r"a load failed 5 times, and this vLLM cannot compute instead .* 2 KV"
     ):
         rank.until(1)
     rank.worker.shutdown()
