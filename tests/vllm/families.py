@@ -26,8 +26,9 @@ class Family:
     prompt_tokens: int = 400
     """Several blocks, more than a window, and a rest for which every group matters: it begins within a chunk of
     local attention, and it is short where a state fades."""
-    hit_equals_cold: bool = True
-    """Whether a prompt whose prefix was cached gets the tokens of one that was computed from its start."""
+    alone: bool = False
+    """Whether prompts come one after the other, because here what vLLM says to one depends on which others are
+    computed with it. In all other families it does not, to the last bit."""
 
     def __str__(self) -> str:
         return self.name
@@ -183,6 +184,7 @@ LFM2 = Family(
     ),
     block_tokens=(32, 32),
     prompt_tokens=386,
+    alone=True,
 )
 
 QWEN3_NEXT = Family(
@@ -209,7 +211,7 @@ QWEN3_NEXT = Family(
     ),
     block_tokens=(288, 288),
     # Where the CPU can do more it keeps states in float32, and blocks are larger: the same everywhere, then.
-    engine={"dtype": "bfloat16", "mamba_ssm_cache_dtype": "float32", "num_gpu_blocks_override": 128},
+    engine={"dtype": "bfloat16", "mamba_ssm_cache_dtype": "float32", "num_gpu_blocks_override": 64},
     prompt_tokens=580,
 )
 
@@ -239,7 +241,6 @@ GRANITE_HYBRID = Family(
         tie_word_embeddings=True,
     ),
     block_tokens=(64, 64),
-    engine={"num_gpu_blocks_override": 256},
     shim=shims.mamba2_without_checkpoints,
 )
 
@@ -270,7 +271,7 @@ DEEPSEEK_V2 = Family(
     ),
     block_tokens=(16,),
     shim=shims.prefix_caching_with_mla,
-    hit_equals_cold=False,
+    alone=True,
 )
 
 FAMILIES = (

@@ -19,6 +19,7 @@ from tests.vllm import shims
 from tests.vllm.families import VOCABULARY, Family
 
 PATIENCE_S = 60.0
+MANY = 500
 HOST_BYTES = 64 << 20
 
 Tokens = list[int]
@@ -36,8 +37,9 @@ class Engine:
     def __init__(self, family: Family, offload: dict[str, Any] | None = None, **engine_args: Any) -> None:
         self.family = family
         self.outputs: dict[str, Any] = {}  # by request id, the newest RequestOutput
+        self.asked: list[str] = []  # of the last generate(), by prompt: the ids
         self.cached_tokens: list[int] = []  # of the last generate(), by prompt: on the device or from Forebay
-        self._internal: dict[str, str] = {}
+        self._requests: dict[str, Any] = {}  # vLLM's own, by the id that submit() gave
         args = {
             "model": _model_dir(family),
             "load_format": "dummy",
@@ -73,15 +75,19 @@ class Engine:
 
     def generate(self, prompts: list[Tokens], max_tokens: int = 8, **sampling: Any) -> list[Tokens]:
         """What the model says to each of the prompts, always the likeliest token."""
-        ids = [self.submit(prompt, max_tokens, **sampling) for prompt in prompts]
+        self.asked = []
+        for prompt in prompts:
+            self.asked.append(self.submit(prompt, max_tokens, **sampling))
+            if self.family.alone:
+                self.run()
         self.run()
-        self.cached_tokens = [self.outputs[each].num_cached_tokens for each in ids]
-        return [self.tokens(each) for each in ids]
+        self.cached_tokens = [self.outputs[each].num_cached_tokens for each in self.asked]
+        return [self.tokens(each) for each in self.asked]
 
     def submit(self, prompt: Tokens, max_tokens: int = 8, **sampling: Any) -> str:
         from vllm import SamplingParams
 
-        request_id = f"request-{len(self._internal)}"
+        request_id = f"request-{len(self._requests)}"
         salt = sampling.pop("cache_salt", None)
         lora = sampling.pop("lora_request", None)
         params = SamplingParams(
@@ -90,12 +96,13 @@ class Engine:
         inputs: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt is not None:
             inputs["cache_salt"] = salt
-        self._internal[request_id] = self._engine.add_request(request_id, inputs, params, lora_request=lora)
+        internal_id = self._engine.add_request(request_id, inputs, params, lora_request=lora)
+        self._requests[request_id] = self.scheduler.requests[internal_id]
         return request_id
 
     def step(self) -> list[Any]:
         """One step of the engine; the outputs of requests that got a token or ended."""
-        outputs = self._engine.step()
+        outputs: list[Any] = self._engine.step()
         for output in outputs:
             self.outputs[output.request_id] = output
         return outputs
@@ -149,11 +156,18 @@ class Engine:
 
     def internal_id(self, request_id: str) -> str:
         """What scheduler and connector call a request."""
-        return self._internal[request_id]
+        internal: str = self._requests[request_id].request_id
+        return internal
+
+    def device_tokens(self, request_id: str) -> int:
+        """How much of a request's prompt and answer is cached on the device now, also after it has ended."""
+        tokens: int = self.scheduler.kv_cache_manager.get_computed_blocks(self._requests[request_id])[1]
+        return tokens
 
     def block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """The blocks of a request that is running, by group."""
-        return self.scheduler.kv_cache_manager.get_block_ids(self.internal_id(request_id))
+        blocks: tuple[list[int], ...] = self.scheduler.kv_cache_manager.get_block_ids(self.internal_id(request_id))
+        return blocks
 
     def settle(self) -> None:
         """Step until nothing is on its way. In process nobody steps an engine without requests but its owner."""
@@ -175,6 +189,16 @@ class Engine:
         for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in self._caches()}.values():
             spoil(tensor.new_empty(0).set_(tensor.untyped_storage()))
 
+    def push_out(self, request_ids: list[str]) -> None:
+        """Let other prompts take the place of these requests on the device, one at a time, so that stores can keep
+        up with them."""
+        for other in prompts(MANY, self.family.prompt_tokens, seed=len(self._requests)):
+            if not any(map(self.device_tokens, request_ids)):
+                return
+            self.submit(other, max_tokens=1)
+            self.settle()
+        raise AssertionError(f"the device still has them after {MANY} other prompts")
+
     def spoil_device(self, group: int, blocks: Iterable[int]) -> None:
         """Other bytes in these blocks of one group; doing it again brings the right ones back."""
         for block in blocks:
@@ -185,14 +209,14 @@ class Engine:
     def spoilt_host(self, prompt: Tokens) -> Iterator[None]:
         """What this prompt loads from the host is wrong. Afterwards the host has the right bytes again."""
         spoilt: set[int] = set()
-        host = self.worker.worker_handler._copier.arena
+        arena = self.worker.worker_handler._copier.arena
         bind = self.worker.bind_connector_metadata
 
         def bind_and_spoil(metadata: Any) -> None:
             for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
                 if self.scheduler.requests[request_id].prompt_token_ids == prompt:
                     for slot in set(order.slots) - spoilt:
-                        spoil(host[slot])
+                        spoil(arena[slot])
                     spoilt.update(order.slots)
             bind(metadata)
 
@@ -200,7 +224,7 @@ class Engine:
             yield
             self.settle()
         for slot in spoilt:
-            spoil(host[slot])
+            spoil(arena[slot])
         if not spoilt:
             raise AssertionError("the prompt loaded nothing from the host: nothing was spoilt")
 
@@ -241,12 +265,14 @@ def spoil(tensor: Any) -> None:
     flipped, of floats of every kind. Twice is not at all."""
     import torch
 
-    tensor.view(torch.uint8).bitwise_xor_(0x80)
+    with torch.inference_mode():
+        tensor.view(torch.uint8).bitwise_xor_(0x80)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a vLLM without Forebay says, with nothing cached and with the whole prompt cached on the device."""
+    """What a vLLM without Forebay says, with nothing cached and with the prompt cached on the device. On a CPU the
+    two differ for MLA; what was loaded has to equal the latter."""
 
     cold: list[Tokens]
     hit: list[Tokens]

@@ -22,8 +22,6 @@ def test_wrong_bytes_in_any_one_group_change_the_tokens(family: Family) -> None:
         engine.run()
         [right] = engine.generate([prompt])
         assert engine.cached_tokens[0] > family.prompt_tokens // 2
-        if family.hit_equals_cold:
-            assert right == engine.tokens(request)
         for group, seen in enumerate(blocks):
             seen.discard(engine.block_pool.null_block.block_id)
             engine.spoil_device(group, seen)
