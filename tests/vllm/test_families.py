@@ -13,6 +13,7 @@ from tests.vllm.harness import HOST_BYTES, Engine, prompts, reference
 SMALL_STEPS = {"max_num_batched_tokens": 512}
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_what_comes_back_from_the_host_gives_the_same_tokens(family: Family, lazy: bool) -> None:
