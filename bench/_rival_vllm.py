@@ -31,7 +31,7 @@ def make_scheduler(kind: type, pool: BlockPool, slots: int) -> Any:
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, world_size=1),
         model_config=SimpleNamespace(max_model_len=pool.num_gpu_blocks * TOKENS_PER_BLOCK),
         cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192, max_num_seqs=256),
         max_in_flight_tokens=8192,
         num_prefill_lookahead_tokens=0,
     )

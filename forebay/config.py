@@ -73,6 +73,8 @@ def parse_size(setting: str, value: object) -> int:
     """Bytes from a whole number or from text with a unit: GB is 1000³, GiB is 1024³."""
     if is_whole(value):
         return value
+    if isinstance(value, float) and value.is_integer():  # 64e9 in JSON
+        return int(value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
         if unit in _UNITS:

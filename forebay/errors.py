@@ -6,6 +6,7 @@
     │   ├── CapacityError      the memory asked for does not hold a single block
     │   ├── PolicyError        no such eviction policy, or it is not one
     │   └── LayoutError        groups, block sizes or KV memory that do not fit together
+    ├── LostLoadError          a load failed where the engine cannot compute instead; going on would be wrong
     ├── TransitionError        a transfer was asked to make a move its state machine does not have
     └── InvariantError         check() found the books wrong; always a bug in Forebay or in an adapter
 
@@ -55,6 +56,10 @@ class PolicyError(ConfigError):
 
 class LayoutError(ConfigError):
     """Groups whose sizes do not fit together, or memory in which blocks cannot be told apart."""
+
+
+class LostLoadError(ForebayError):
+    """A load failed for good on an engine that cannot take it back."""
 
 
 class TransitionError(ForebayError):

@@ -67,6 +67,11 @@ class Group(ABC):
     def lazy_target(self, max_batched_tokens: int) -> int:
         """Blocks that the engine may take for this group in one step."""
 
+    def most_taken(self, max_batched_tokens: int, max_requests: int) -> int:
+        """Blocks that the engine takes for this group in two steps at most: by the tokens it computes, and one
+        more for every request that begins a block."""
+        return 2 * ceil(max_batched_tokens / self.span_tokens) + max_requests
+
     def most_held(self, tokens: int, max_batched_tokens: int) -> int:
         """Blocks that a request of `tokens` tokens has at most while it is computed: what a step still reads, and
         what it writes."""
@@ -121,6 +126,9 @@ class ChunkedLocal(Group):
 
 @dataclass(frozen=True)
 class Recurrent(Group):
+    def most_taken(self, max_batched_tokens: int, max_requests: int) -> int:
+        return 2 * max_requests  # a step takes a state for every request, however few its tokens
+
     def first_needed(self, tokens: int) -> int:
         return max(0, ceil(tokens / self.span_tokens) - 1)
 
@@ -184,6 +192,12 @@ class KVLayout:
         """How far from the head of the device's eviction order lazy stores keep blocks safe: twice what the
         engine may take in a step."""
         return _LAZY_RESERVE * sum(group.lazy_target(max_batched_tokens) for group in self.groups)
+
+    def lazy_reach_blocks(self, max_batched_tokens: int, max_requests: int) -> int:
+        """The target, or as far as it takes to lose nothing: what two steps may take. One is being copied to the
+        host, and is pinned, while the engine takes the other."""
+        most = sum(group.most_taken(max_batched_tokens, max_requests) for group in self.groups)
+        return max(self.lazy_target_blocks(max_batched_tokens), most)
 
 
 def host_slots(device_blocks: int, device_bytes: int, host_bytes: int) -> int:

@@ -65,15 +65,19 @@ class OffloadManager:
         ranks: int = 1,
         slots: int | None = None,
         max_batched_tokens: int = 8192,
+        max_requests: int = 1,
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds.
-        `max_batched_tokens` is what the engine computes in a step at most; it sets how far lazy stores look."""
+        `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
+        lazy stores look."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")
         if max_batched_tokens < 1:
             raise ConfigError("max_batched_tokens", max_batched_tokens, "at least 1")
+        if max_requests < 1:
+            raise ConfigError("max_requests", max_requests, "at least 1")
         if slots is None:
             slots = config.capacity_bytes // layout.bytes_per_block
             if slots < 1:
@@ -89,7 +93,7 @@ class OffloadManager:
             clock=clock,
             max_batched_tokens=max_batched_tokens,
         )
-        self._stores = Stores(self._books, layout.lazy_target_blocks(max_batched_tokens))
+        self._stores = Stores(self._books, layout.lazy_reach_blocks(max_batched_tokens, max_requests))
         self._loads = Loads(self._books, self._stores)
         self._requests: dict[RequestId, RequestState] = {}
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)

@@ -144,8 +144,10 @@ class Stores:
             todo = [i for i in todo if wanted[i] not in self._refused]
         unsafe = len(todo)
         if on_the_way:
-            # The bus is behind. Pinned blocks are blocks the engine cannot take: leave it half of the rest.
-            todo = todo[max(0, len(todo) - len(blocks) // 2) :]
+            # Pinned blocks are blocks the engine cannot take: leave it what a step takes, or if there is less than
+            # that, half of it.
+            most = max(len(blocks) // 2, books.device.num_free - self._target // 2)
+            todo = todo[max(0, len(todo) - most) :]
         if todo:
             self._store_evictions(wanted, waiting, todo)
         self._ahead = len(blocks) - unsafe
@@ -197,8 +199,9 @@ class Stores:
         group = books.layout.groups[number]
         whole = len(todo) == stop - start
         blocks = table[start:stop] if whole else [table[i] for i in todo]
-        if not group.needs_whole_prefix:
-            # Such a group drops blocks while the request runs. In the others a block is the request's to the end.
+        if group.drafter or not group.needs_whole_prefix:
+            # Such a group drops blocks while the request runs, or an engine vouches for its blocks later than for
+            # others. In the rest a block is the request's to the end.
             wanted = keys[start:stop] if whole else [keys[i] for i in todo]
             if books.device.keys_of(blocks) != wanted:
                 todo, blocks = self._find_again(keys, todo, blocks)

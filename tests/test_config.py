@@ -167,9 +167,9 @@ def test_size_of_very_many_digits_is_exact_or_refused() -> None:
     "value",
     [
         *("64gb", "64G", "64Gb", "64GIB", "64XB", "64PB", "64 G B", "GB", "64GB!"),
-        *("", " ", "-1", "-1GB", "+1GB", "1e9", "1,000", "0x10", "1.GB", ".5GB", "1.5.5GB"),
+        *("", " ", "-1", "-1GB", "+1GB", "1.5e-3", "1,000", "0x10", "1.GB", ".5GB", "1.5.5GB"),
         *("1.5", "1.5B", "0.0001KB", "1.0005KB", "0.3KiB"),  # no whole number of bytes
-        *(1.5, 1e9, nan, None, True, False, [64], {"GB": 64}, b"64GB"),
+        *(1.5, 1.5e-3, nan, None, True, False, [64], {"GB": 64}, b"64GB"),
     ],
 )
 def test_size_that_is_none_is_a_config_error(value: object) -> None:

@@ -53,6 +53,7 @@ class TinyEngine:
             ranks=ranks,
             slots=slots,
             max_batched_tokens=max_batched_tokens,
+            max_requests=max_running,
             events=events,
             clock=self.clock,
         )

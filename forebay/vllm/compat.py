@@ -4,7 +4,8 @@ Forebay asks what a release can do rather than what it is called, so a release n
 and is tried. docs/tested-versions.md has the releases that were.
 
     release   what changed for a connector
-    0.27      SchedulerOutput and the queue of free blocks as they still are
+    0.26      the oldest that was read: the queue of free blocks and the handshake of ranks are as they still are
+    0.27      models with recurrent states: a local hit may be full attention's alone
     0.29      KVCacheTensor places layers in one allocation; groups may opt out of prefix caching
     0.30      a failed load is reported by request (failed_recving), for every kind of model; before that by block,
               which works for models with one group only. Drafters may opt out of dropping a block
@@ -14,6 +15,7 @@ and is tried. docs/tested-versions.md has the releases that were.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -45,6 +48,12 @@ REPORTS_FAILED_REQUESTS: bool = hasattr(base, "KVConnectorTransferResults")
 """Whether a failed load can be reported by request. Otherwise by block."""
 
 
+LOCAL_HITS_DIVERGE: bool = hasattr(KVCacheManager, "get_computed_blocks_for_connector") and not hasattr(
+    base.KVConnectorBase_V1, "supports_divergent_local_hybrid_hits"
+)
+"""Whether the engine may count what only full attention has as a hit of the whole model, unasked (0.27)."""
+
+
 def release() -> tuple[int, int] | None:
     """The installed release as (major, minor); None for builds without a number."""
     numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
@@ -61,6 +70,15 @@ def warn_if_untested() -> None:
         )
     elif installed < OLDEST:
         logger.warning_once("forebay was written for vLLM %d.%d and newer, this is %s", *OLDEST, vllm.__version__)
+
+
+def log_as_vllm_does() -> None:
+    """The core knows nothing of vLLM; what it logs should still look as if it belonged."""
+    core, engine = logging.getLogger("forebay"), logging.getLogger("vllm")
+    if not core.handlers:
+        core.setLevel(engine.level)
+        for handler in engine.handlers:
+            core.addHandler(handler)
 
 
 def recovers(kv_cache_config: KVCacheConfig) -> bool:

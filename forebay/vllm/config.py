@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
+
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from forebay.config import Mode, OffloadConfig, parse_size
 from forebay.copier.faults import InjectedFaults
-from forebay.errors import ConfigError, UnknownKeyError
+from forebay.errors import CapacityError, ConfigError, UnknownKeyError
+from forebay.vllm import compat
 
 WHERE = "kv_connector_extra_config"
 DEFAULT_BYTES = 8 * 1024**3
@@ -57,6 +61,19 @@ class ConnectorConfig:
 
     def per_rank(self, ranks: int) -> int:
         return self.total_bytes // ranks if self.bytes_per_rank is None else self.bytes_per_rank
+
+    def check_capacity(self, kv_cache_config: KVCacheConfig, ranks: int) -> None:
+        """A block must fit on every rank. Checked under the name that was written, not what became of it."""
+        blocks, size = kv_cache_config.num_blocks, compat.device_bytes(kv_cache_config)
+        if blocks * self.per_rank(ranks) >= size:
+            return
+        needed = ceil(size / blocks)
+        if self.bytes_per_rank is not None:
+            key, value, allowed = "cpu_bytes_to_use_per_rank", self.bytes_per_rank, f"one block ({needed} bytes)"
+        else:
+            key, value = "cpu_bytes_to_use", self.total_bytes
+            allowed = f"one block on each of {ranks} ranks ({needed * ranks} bytes)"
+        raise CapacityError(_named(key), value, f"at least {allowed}")
 
     def for_ranks(self, ranks: int) -> OffloadConfig:
         """The core's settings on an engine of so many ranks."""

@@ -54,9 +54,11 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler_manager: SimpleCPUOffloadScheduler | None = None
         self.worker_handler: SimpleCPUOffloadWorker | None = None
         compat.warn_if_untested()
+        compat.log_as_vllm_does()
         if not vllm_config.cache_config.enable_prefix_caching:
             logger.warning_once("forebay: prefix caching is off, and without it there is nothing to offload")
             return
+        config.check_capacity(kv_cache_config, ranks)
         settings = config.for_ranks(ranks)
         if role == KVConnectorRole.WORKER:
             self.worker_handler = SimpleCPUOffloadWorker(

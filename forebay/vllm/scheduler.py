@@ -25,7 +25,7 @@ from vllm.v1.request import Request
 
 from forebay.config import Mode, OffloadConfig
 from forebay.engine import Progress
-from forebay.groups import Group, host_slots
+from forebay.groups import ChunkedLocal, Group, Recurrent, SlidingWindow, host_slots
 from forebay.ids import BlockId, Rank, RequestId, TransferId
 from forebay.manager import OffloadManager, Step
 from forebay.pool import HostPool
@@ -77,6 +77,13 @@ class SimpleCPUOffloadScheduler:
         self.kv_cache_config = kv_cache_config
         self._layout = EngineLayout.of(vllm_config, kv_cache_config, scheduler_block_size, hash_block_size)
         self.block_size = self._layout.alignment_tokens
+        # A load brings the last state, but of a window only what lies behind the engine's own hit.
+        groups = self._layout.kv.groups
+        self._needs_what_the_engine_may_lack = (
+            compat.LOCAL_HITS_DIVERGE
+            and any(isinstance(group, Recurrent) for group in groups)
+            and any(isinstance(group, SlidingWindow | ChunkedLocal) for group in groups)
+        )
         self.hash_block_size = self._layout.kv.tokens_per_hash
         mode = Mode.LAZY if lazy_offload else Mode.EAGER
         config = OffloadConfig(cpu_capacity_bytes) if settings is None else settings
@@ -129,6 +136,7 @@ class SimpleCPUOffloadScheduler:
             ranks=self._ranks,
             slots=self.num_cpu_blocks,
             max_batched_tokens=self.vllm_config.scheduler_config.max_num_batched_tokens,
+            max_requests=self.vllm_config.scheduler_config.max_num_seqs,
             events=self._events_on,
         )
         self.cpu_block_pool = CpuBlockPool(self.manager.pool)
@@ -138,6 +146,7 @@ class SimpleCPUOffloadScheduler:
         self._ranks_left: dict[TransferId, int] = {}  # of transfers that not every rank has reported
         self._failed_on_a_rank: set[TransferId] = set()  # of those: the ranks tell the engine themselves
         self._verdicts: list[Verdict] = []
+        self._events: list[KVCacheEvent] = []
         self._stats = StatsTaker()
         self._planned: Step | None = None
         self._reported = False
@@ -154,6 +163,8 @@ class SimpleCPUOffloadScheduler:
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         known = self._known(request)
         known.device_tokens = num_computed_tokens
+        if num_computed_tokens and self._needs_what_the_engine_may_lack:
+            return 0, False  # the engine falls back to what all groups have
         answer = self.manager.match(known, num_computed_tokens)
         if isinstance(answer, NotYet):
             return None, False
@@ -322,11 +333,16 @@ class SimpleCPUOffloadScheduler:
         return self.manager.has_pending_work() or bool(self._verdicts)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        return list(self._translator.translate(self.manager.take_events()))
+        events, self._events = self._events, []
+        return [*events, *self._translator.translate(self.manager.take_events())]
 
     def reset(self) -> bool:
-        """Forget everything on the host, in one call, whatever is being copied."""
+        """Forget everything on the host, in one call, whatever is being copied. False where that cannot be had: a
+        request waits for a load that this release cannot take back."""
+        if self._loading and not compat.recovers(self.kv_cache_config):
+            return False
         if self._events_on:
+            self._events = list(self.take_events())  # what was announced before, before it is taken back
             self._translator.will_clear(self.manager.pool.index())
         self.manager.reset()
         return True

@@ -62,6 +62,8 @@ def _counters(manager: OffloadManager) -> dict[str, int | float]:
         value = getattr(stats, name)
         if isinstance(value, Histogram):
             counters[f"{name}_sum"] = value.total
+            counters[f"{name}_count"] = value.count
         else:
             counters[name] = value
+    counters["evictions"] = manager.pool.evictions
     return counters

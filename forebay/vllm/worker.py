@@ -6,6 +6,7 @@ tells it, a report of the copier or a verdict of the scheduler, is settled here 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,10 @@ from forebay.copier import Copier
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.regions import block_regions
 from forebay.copier.torch_copier import TorchCopier
-from forebay.errors import CapacityError, ForebayError
+from forebay.errors import ForebayError, LostLoadError
 from forebay.groups import host_slots
 from forebay.ids import BlockId, Rank, RequestId, TransferId
-from forebay.transfers import CopyOrder, Outcome
+from forebay.transfers import CopyOrder, Outcome, Report
 from forebay.vllm import compat
 from forebay.vllm.metadata import RankSlots, SimpleCPUOffloadMetadata, SimpleCPUOffloadWorkerMetadata, Verdict
 
@@ -31,15 +32,30 @@ logger = init_logger("vllm.forebay")
 _TRIES = 5
 
 
-class LostLoadError(ForebayError):
-    """A load failed for good on a release that cannot take it back. Going on would serve wrong bytes."""
-
-
 @dataclass(slots=True)
 class _OpenLoad:
     order: CopyOrder
     request_id: RequestId | None  # None once the engine was told of it
     tries_left: int = _TRIES - 1
+
+
+class NothingToCopy:
+    """The copier of a rank without KV caches, such as a pipeline stage without attention: it has nothing to add to
+    any transfer, and says so."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._reports: list[Report] = []
+
+    def submit(self, order: CopyOrder) -> None:
+        self._reports.append(Report(order.id, self._rank, Outcome.DONE))
+
+    def poll(self) -> list[Report]:
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> None:
+        pass
 
 
 class SimpleCPUOffloadWorker:
@@ -54,10 +70,11 @@ class SimpleCPUOffloadWorker:
         self.vllm_config = vllm_config
         self.kv_cache_config = kv_cache_config
         self.cpu_capacity_bytes = cpu_capacity_bytes
-        self.num_cpu_blocks = 0
+        self.num_cpu_blocks = sys.maxsize  # until caches are registered: without any, there is room for all
         self._faults = faults
-        self._copier: Copier | None = None
+        self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
+        self._copier: Copier = NothingToCopy(self._rank)
         self._metadata: SimpleCPUOffloadMetadata | None = None
         self._loads: dict[TransferId, _OpenLoad] = {}
         self._finished: set[str] = set()
@@ -68,7 +85,7 @@ class SimpleCPUOffloadWorker:
     # --- before the first step ----------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | list[torch.Tensor]]) -> None:
-        if self._copier is not None:
+        if not isinstance(self._copier, NothingToCopy):
             # What is on the host was promised under the layout it was stored from.
             raise ForebayError("forebay: expected KV caches to be registered once, got them a second time")
         if self.kv_cache_config is None or not kv_caches:
@@ -90,16 +107,17 @@ class SimpleCPUOffloadWorker:
         )
 
     def handshake(self) -> RankSlots | None:
-        if self.kv_cache_config is None or self._copier is None:
+        if self.kv_cache_config is None or isinstance(self._copier, NothingToCopy):
             return None
         return RankSlots(self.num_cpu_blocks, self.kv_cache_config.num_blocks)
 
     # --- every step ---------------------------------------------------------------------------------
 
     def bind_connector_metadata(self, metadata: SimpleCPUOffloadMetadata) -> None:
-        if metadata.slots > self.num_cpu_blocks and self._copier is not None:
-            raise CapacityError(
-                "slots of the scheduler", metadata.slots, f"at most {self.num_cpu_blocks}, as here"
+        if metadata.slots > self.num_cpu_blocks:
+            raise ForebayError(
+                f"forebay: expected a scheduler that counts on at most {self.num_cpu_blocks} slots, as rank "
+                f"{self._rank} has, got {metadata.slots}"
             )
         self._metadata = metadata
 
@@ -116,8 +134,8 @@ class SimpleCPUOffloadWorker:
         """Stores read blocks that no later step writes, and pins keep them: nothing to wait for."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """vLLM calls this once a step, after the forward pass on every release. Only then does every block that
-        has a hash have its content, and no step reads a reused block any more."""
+        """vLLM calls this once a step, after the model's forward pass on every release. Only then does every block
+        that has a hash have its content, and no step reads a reused block any more."""
         self._submit()
         self._poll()
         finished, self._finished = self._finished, set()
@@ -137,12 +155,11 @@ class SimpleCPUOffloadWorker:
         return meta if meta != self._meta else None
 
     def shutdown(self) -> None:
-        if self._copier is not None:
-            self._copier.close()
+        self._copier.close()
 
     def _submit(self) -> None:
         metadata, self._metadata = self._metadata, None
-        if metadata is None or self._copier is None:
+        if metadata is None:
             return
         for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
             self._loads[order.id] = _OpenLoad(order, request_id)
@@ -163,8 +180,6 @@ class SimpleCPUOffloadWorker:
         self._tell(verdict.request_id, verdict.failed, blocks)
 
     def _poll(self) -> None:
-        if self._copier is None:
-            return
         for transfer_id, _, outcome in self._copier.poll():
             load = self._loads.get(transfer_id)
             failed = outcome is Outcome.FAILED
@@ -182,20 +197,20 @@ class SimpleCPUOffloadWorker:
                     self._tell(load.request_id, failed, load.order.blocks + load.order.move_to)
 
     def _tries_again(self, load: _OpenLoad) -> bool:
-        """Where the engine cannot take a failed load back, it is tried again; a load that cannot be had then stops
-        the engine. Never a wrong answer."""
-        if self.kv_cache_config is None or compat.recovers(self.kv_cache_config) or load.request_id is None:
+        """Where the engine cannot take a failed load back, it is tried again; one that cannot be had even then
+        stops the engine. Never a wrong answer."""
+        if self._recovers or load.request_id is None or not load.tries_left:
             return False
-        if not load.tries_left or self._copier is None:
-            raise LostLoadError(
-                f"forebay: a load failed {_TRIES} times, and this vLLM cannot compute instead for a model with "
-                f"{len(self.kv_cache_config.kv_cache_groups)} KV cache groups (0.30 and newer can)"
-            )
         load.tries_left -= 1
         self._copier.submit(load.order)
         return True
 
     def _tell(self, request_id: RequestId, failed: bool, blocks: list[BlockId]) -> None:
+        if failed and not self._recovers:
+            raise LostLoadError(
+                f"forebay: the load of request {request_id} failed {_TRIES} times or was given up, and this vLLM "
+                f"cannot compute instead for a model with several KV cache groups (0.30 and newer can)"
+            )
         self._finished.add(request_id)
         if failed and compat.REPORTS_FAILED_REQUESTS:
             self._failed.add(request_id)

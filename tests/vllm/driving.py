@@ -80,7 +80,7 @@ def vllm_config(**settings: Any) -> Any:
         "cache_config": SimpleNamespace(
             prefix_caching_hash_algo="sha256", block_size=BLOCK, prefix_match_unit=None, enable_prefix_caching=True
         ),
-        "scheduler_config": SimpleNamespace(max_num_batched_tokens=256),
+        "scheduler_config": SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=8),
         "max_in_flight_tokens": 256,
         "num_prefill_lookahead_tokens": 0,
     }

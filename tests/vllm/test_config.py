@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.config import Mode
-from forebay.errors import ConfigError
+from forebay.errors import CapacityError, ConfigError
 
 
 def _parse(**settings: Any) -> Any:
@@ -20,8 +20,25 @@ def test_sizes_are_in_total_or_for_each_rank() -> None:
     assert _parse().for_ranks(2).capacity_bytes == 4 * 1024**3  # vLLM's default: 8 GiB in total
     assert _parse(cpu_bytes_to_use=64_000_000_000).for_ranks(4).capacity_bytes == 16_000_000_000
     assert _parse(cpu_bytes_to_use="64GB").for_ranks(1).capacity_bytes == 64_000_000_000
+    assert _parse(cpu_bytes_to_use=64e9).for_ranks(1).capacity_bytes == 64_000_000_000  # as JSON may have it
     both = _parse(cpu_bytes_to_use="64GB", cpu_bytes_to_use_per_rank="1GiB")
     assert both.for_ranks(8).capacity_bytes == 1024**3
+
+
+def test_less_than_a_block_is_refused_under_the_name_it_was_given() -> None:
+    from tests.vllm.driving import full, kv_cache_config
+
+    config = kv_cache_config([full()], 64)
+    _parse(cpu_bytes_to_use=2048).check_capacity(config, 2)
+    line = (
+        r"extra_config.cpu_bytes_to_use: expected at least one block on each of 2 ranks \(2048 bytes\), got 2047"
+    )
+    with pytest.raises(CapacityError, match=line):
+        _parse(cpu_bytes_to_use=2047).check_capacity(config, 2)
+    with pytest.raises(
+        CapacityError, match=r"cpu_bytes_to_use_per_rank: expected at least one block \(1024 bytes\)"
+    ):
+        _parse(cpu_bytes_to_use_per_rank=1000).check_capacity(config, 2)
 
 
 def test_the_other_settings_reach_the_core() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.families import FAMILIES, Family
-from tests.vllm.harness import HOST_BYTES, Engine, prompts, reference
+from tests.vllm.harness import HOST_BYTES, Engine, Reference, Tokens, prompts, reference
 
 # Steps small enough that what lazy mode keeps safe is only a part of the device.
 SMALL_STEPS = {"max_num_batched_tokens": 512}
@@ -17,8 +17,10 @@ SMALL_STEPS = {"max_num_batched_tokens": 512}
 @pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_what_comes_back_from_the_host_gives_the_same_tokens(family: Family, lazy: bool) -> None:
+    from forebay.vllm import compat
+
     asked = prompts(4, family.prompt_tokens)
-    expected = reference(family, asked, **SMALL_STEPS)
+    expected = _reference_or_skip(family, asked)
     offload: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES, "lazy_offload": lazy}
     with Engine(family, offload, **SMALL_STEPS) as engine:
         assert engine.generate(asked) == expected.cold
@@ -26,7 +28,9 @@ def test_what_comes_back_from_the_host_gives_the_same_tokens(family: Family, laz
 
         _lose(engine, lazy)
         assert engine.generate(asked) == expected.hit
-        assert engine.cached_tokens == expected.hit_tokens
+        if not (compat.LOCAL_HITS_DIVERGE and lazy):
+            # Otherwise the engine may ask only for what lies behind the attention's blocks, and compute the rest.
+            assert engine.cached_tokens == expected.hit_tokens
         assert engine.manager.stats.loaded_blocks > 0
 
         _lose(engine, lazy)
@@ -38,6 +42,18 @@ def test_what_comes_back_from_the_host_gives_the_same_tokens(family: Family, laz
 
         engine.settle()
         engine.manager.check()
+
+
+def _reference_or_skip(family: Family, asked: list[Tokens]) -> Reference:
+    """Older releases cannot run every model on a CPU, with Forebay or without. The newest can."""
+    from forebay.vllm import compat
+
+    try:
+        return reference(family, asked, **SMALL_STEPS)
+    except Exception as error:
+        if compat.release() == compat.NEWEST:
+            raise
+        pytest.skip(f"this release cannot run the model on a CPU ({type(error).__name__})")
 
 
 def _lose(engine: Engine, lazy: bool) -> None:

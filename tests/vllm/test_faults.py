@@ -57,8 +57,8 @@ def test_copies_that_fail(family: Family, chance: float, only: str | None) -> No
 @pytest.mark.compat
 def test_a_load_that_cannot_be_had_stops_an_engine_that_cannot_recover() -> None:
     """Never a wrong answer: the line says why, and from which release on it would have recovered."""
+    from forebay.errors import LostLoadError
     from forebay.vllm import compat
-    from forebay.vllm.worker import LostLoadError
 
     if compat.REPORTS_FAILED_REQUESTS:
         pytest.skip("this release takes failed loads back for every model")
@@ -67,7 +67,7 @@ def test_a_load_that_cannot_be_had_stops_an_engine_that_cannot_recover() -> None
     with Engine(GEMMA2, EAGER | {"inject_faults": {"fail_chance": 1.0, "only": "load"}}) as engine:
         assert engine.generate(asked) == expected
         engine.forget_device()
-        with pytest.raises(LostLoadError, match="a load failed 5 times"):
+        with pytest.raises(LostLoadError, match="failed 5 times"):
             engine.generate(asked)
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
+from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LFM2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
 from tests.vllm.harness import Engine, Tokens, prompts, reference
 from tests.vllm.proof import EAGER, LAZY, comes_back, nothing_is_left
 
@@ -31,6 +31,31 @@ def test_chunked_prefill(family: Family) -> None:
     with Engine(family, EAGER, **chunks) as engine:
         assert engine.generate(asked) == expected
         comes_back(engine, asked, expected)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("family", [LLAMA, MISTRAL_WINDOW, GEMMA2], ids=str)
+def test_lazy_mode_loses_nothing_under_load(family: Family) -> None:
+    """Many prompts at once, far more than the device holds: what it drops is on the host by then."""
+    asked = prompts(100 if family is MISTRAL_WINDOW else 40)
+    with Engine(family, LAZY, num_gpu_blocks_override=256, max_num_batched_tokens=512) as engine:
+        pool, manager = engine.block_pool, engine.manager
+        device = engine.connector.scheduler_manager._device
+        evict, dropped, lost = pool._maybe_evict_cached_block, [], []
+
+        def watch(block: Any) -> Any:
+            [key] = device.keys_of([block.block_id])
+            if key is not None:
+                dropped.append(key)
+                if key not in manager.pool:
+                    lost.append(key)
+            return evict(block)
+
+        with mock.patch.object(pool, "_maybe_evict_cached_block", watch):
+            engine.generate(asked, max_tokens=4)
+        assert len(dropped) > 100
+        assert len(lost) == 0, f"{len(lost)} of {len(dropped)}"
+        nothing_is_left(engine)
 
 
 @contextmanager
@@ -309,6 +334,29 @@ def test_a_gap_on_one_side_is_bridged_by_the_other(kept_by_host: list[int]) -> N
         assert engine.manager.stats.loaded_blocks == len(kept_by_host)
         assert engine.manager.stats.moved_blocks == 15 - len(kept_by_host)
         comes_back(engine, [prompt], expected)
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("kept", [6, 0, 12], ids=str)
+def test_states_that_have_left_the_device_while_attention_has_not(kept: int) -> None:
+    """A release may then count the attention's blocks as a hit of the whole model, and leave the state to Forebay."""
+    asked = prompts(1)
+    expected = reference(LFM2, asked)
+    with Engine(LFM2, EAGER) as engine:
+        assert engine.generate(asked) == expected.cold
+        engine.settle()
+        pool, state, attention = engine.block_pool, [], []
+        for block in pool.blocks:
+            if block.block_hash is not None:
+                (attention if int.from_bytes(block.block_hash[-4:], "big") else state).append(block.block_id)
+        hashes = _hashes(engine, asked[0])
+        order = {each: i for i, each in enumerate(hashes)}
+        attention.sort(key=lambda block: order[pool.blocks[block].block_hash[:-4]])
+        assert state
+        assert len(attention) == 12
+        pool.evict_blocks(set(state + attention[kept:]))
+        assert engine.generate(asked) == expected.hit
+        comes_back(engine, asked, expected.hit)
 
 
 @pytest.mark.compat

@@ -225,8 +225,8 @@ def test_block_sizes_given_by_position_are_refused() -> None:
 class Loading:
     """A request that waits for a load that the ranks were told of."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        self.hand = Hand("forebay", [full()], **kwargs)
+    def __init__(self, specs: list[Any] | None = None, **kwargs: Any) -> None:
+        self.hand = Hand("forebay", specs or [full()], **kwargs)
         self.scheduler = self.hand.scheduler
         self.hand.keep(self.hand.request("first", range(8 * BLOCK)))
         self.hand.forget_device()
@@ -313,6 +313,41 @@ def test_bytes_that_arrive_after_a_reset_are_not_used() -> None:
     loading.scheduler.manager.check()
 
 
+def test_what_was_announced_before_a_reset_is_taken_back_after_it() -> None:
+    """A router that has applied all events knows of nothing on the host, also of blocks that were evicted between
+    two steps and of which it had not heard yet."""
+    events = SimpleNamespace(enable_kv_cache_events=True)
+    hand = Hand("forebay", [full()], slots=4, vllm_config=vllm_config(kv_events_config=events))
+    known: set[Any] = set()
+
+    def apply() -> None:
+        for event in hand.scheduler.take_events():
+            assert event.medium == "CPU"
+            (known.update if type(event).__name__ == "BlockStored" else known.difference_update)(
+                event.block_hashes
+            )
+
+    hand.keep(hand.request("first", range(4 * BLOCK)))
+    apply()
+    assert len(known) == 4
+    second = hand.request("second", range(1000, 1000 + 4 * BLOCK))
+    hand.admit(second)
+    hand.step(second)  # its slots are taken from the first, and nobody has asked for events since
+    hand.scheduler.reset()
+    apply()
+    assert known == set()
+
+
+def test_where_loads_cannot_be_taken_back_a_reset_has_to_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.vllm import compat
+
+    loading = Loading(specs=[full(), window(1000)])
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    assert loading.scheduler.reset() is False
+    loading.ranks_say(done=1)
+    assert loading.scheduler.reset() is True
+
+
 def test_the_engine_that_steps_without_reports_still_meets_deadlines() -> None:
     from forebay.config import OffloadConfig
 
@@ -342,6 +377,21 @@ def test_a_preempted_request_that_is_admitted_in_the_same_step_keeps_its_new_tab
     output.preempted_req_ids = {"one"}
     assert hand.scheduler.build_connector_meta(output).need_flush
     assert hand.step(request).store_gpu_blocks == new
+
+
+def test_a_hit_that_may_lack_a_window_is_not_built_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.27 counts what full attention has as a hit of a model with states, whatever its windows have."""
+    from forebay.vllm import compat
+
+    for diverges in (False, True):
+        monkeypatch.setattr(compat, "LOCAL_HITS_DIVERGE", diverges)
+        hand = Hand("forebay", [full(), window(64), mamba()])
+        hand.keep(hand.request("first", range(8 * BLOCK)))
+        hand.forget_device()
+        again = hand.request("again", range(9 * BLOCK))
+        assert hand.scheduler.get_num_new_matched_tokens(again, 0) == (8 * BLOCK, True)
+        behind = (0, False) if diverges else (4 * BLOCK, True)
+        assert hand.scheduler.get_num_new_matched_tokens(again, 4 * BLOCK) == behind
 
 
 def test_the_least_that_every_rank_has_is_what_all_use() -> None:

@@ -30,6 +30,16 @@ class Rank:
         self.worker.register_kv_caches({"layer0": self.cache})
         self.ended: dict[str, dict[int, int]] = {"stores": {}, "loads": {}, "failed": {}}
 
+    @classmethod
+    def without_caches(cls) -> Rank:
+        from forebay.vllm import SimpleCPUOffloadWorker
+
+        rank = cls.__new__(cls)
+        rank.worker = SimpleCPUOffloadWorker(vllm_config(), kv_cache_config([full()], BLOCKS), SLOTS * 1024)
+        rank.worker.register_kv_caches({})
+        rank.ended = {"stores": {}, "loads": {}, "failed": {}}
+        return rank
+
     def step(
         self, *loads: CopyOrder, stores: tuple[CopyOrder, ...] = (), verdicts: Any = ()
     ) -> tuple[set[str], set[str]]:
@@ -156,24 +166,42 @@ def test_where_vllm_cannot_take_a_load_back_it_is_tried_again(monkeypatch: pytes
 
 
 def test_and_stops_the_engine_rather_than_give_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.errors import LostLoadError
     from forebay.vllm import compat
-    from forebay.vllm.worker import LostLoadError
 
     monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
     rank = Rank([full(), window(32)], fail_chance=1.0)
     rank.step(_load(1, [1], [0]))
-    with pytest.raises(
-        LostLoadError, match=r"a load failed 5 times, and this vLLM cannot compute instead .* 2 KV"
-    ):
+    with pytest.raises(LostLoadError, match="the load of request of 1 failed 5 times"):
         rank.until(1)
     rank.worker.shutdown()
 
 
+def test_a_verdict_that_the_engine_could_not_obey_stops_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.errors import LostLoadError
+    from forebay.vllm import compat
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    rank = Rank([full(), window(32)])
+    with pytest.raises(LostLoadError, match="was given up"):
+        rank.step(verdicts=[_verdict(None, failed=True, request="b")])
+    rank.worker.shutdown()
+
+
+def test_a_rank_without_caches_has_nothing_to_add_and_says_so() -> None:
+    rank = Rank.without_caches()
+    assert rank.worker.handshake() is None
+    assert rank.step(_load(1, [1], [0]), stores=(_store(2, [3], [7]),)) == ({"of 1"}, set())
+    assert rank.ended == {"stores": {2: 1}, "loads": {1: 1}, "failed": {}}
+    assert rank.step(verdicts=[_verdict(None, failed=True, request="b")]) == ({"b"}, {"b"})
+    rank.worker.shutdown()
+
+
 def test_a_scheduler_that_counts_on_more_slots_is_stopped(rank: Rank) -> None:
-    from forebay.errors import CapacityError
+    from forebay.errors import ForebayError
     from forebay.vllm import SimpleCPUOffloadMetadata
 
-    with pytest.raises(CapacityError, match="slots of the scheduler: expected at most 8, as here, got 9"):
+    with pytest.raises(ForebayError, match="at most 8 slots, as rank 0 has, got 9"):
         rank.worker.bind_connector_metadata(SimpleCPUOffloadMetadata(slots=9))
 
 
