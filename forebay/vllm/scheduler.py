@@ -327,7 +327,7 @@ class SimpleCPUOffloadScheduler:
     def reset(self) -> bool:
         """Forget everything on the host, in one call, whatever is being copied."""
         if self._events_on:
-            self._translator.will_clear(self.manager.pool.index())
+            self._translator.will_clear(self.manager.take_events(), self.manager.pool.index())
         self.manager.reset()
         return True
 
