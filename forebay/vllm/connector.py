@@ -206,7 +206,8 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
-        return ForebayStats(data={} if data is None else data)
+        # A copy: vLLM gives the same dictionary to every logger, and what each builds is added to.
+        return ForebayStats(data=dict(data or {}))
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

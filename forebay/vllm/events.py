@@ -24,12 +24,13 @@ class EventTranslator:
     def __init__(self, layout: EngineLayout, kv_cache_config: KVCacheConfig) -> None:
         self._layout = layout
         self._specs = [kv_cache_config.kv_cache_groups[number].kv_cache_spec for number in layout.group_ids]
-        self._cleared: list[list[Key]] = []
+        self._instead_of_cleared: list[KVCacheEvent] = []
 
-    def will_clear(self, keys: Iterable[Key]) -> None:
-        """The host pool is about to forget these. vLLM's own "all cleared" names no medium: a router would believe
-        that the device has lost everything too. So they are announced one by one."""
-        self._cleared.append(list(keys))
+    def will_clear(self, events: Iterable[Event], keys: Iterable[Key]) -> None:
+        """The host pool is about to forget these keys, and what it has to say until now. vLLM's own "all cleared"
+        names no medium: a router would believe that the device has lost everything too. So they are announced one
+        by one, after those events: some may have left already, and only the events know of them."""
+        self._instead_of_cleared = [*self.translate(events), *self._removed(list(keys))]
 
     def translate(self, events: Iterable[Event]) -> Iterator[KVCacheEvent]:
         for event in events:
@@ -39,9 +40,8 @@ class EventTranslator:
                 case Removed():
                     yield from self._removed(event.keys)
                 case Cleared():
-                    for keys in self._cleared:
-                        yield from self._removed(keys)
-                    self._cleared = []
+                    yield from self._instead_of_cleared
+                    self._instead_of_cleared = []
 
     def _stored(self, event: Stored) -> KVCacheEvent:
         request = event.extra if isinstance(event.extra, Request) else None

@@ -146,7 +146,6 @@ class SimpleCPUOffloadScheduler:
         self._ranks_left: dict[TransferId, int] = {}  # of transfers that not every rank has reported
         self._failed_on_a_rank: set[TransferId] = set()  # of those: the ranks tell the engine themselves
         self._verdicts: list[Verdict] = []
-        self._events: list[KVCacheEvent] = []
         self._stats = StatsTaker()
         self._planned: Step | None = None
         self._reported = False
@@ -333,8 +332,7 @@ class SimpleCPUOffloadScheduler:
         return self.manager.has_pending_work() or bool(self._verdicts)
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        events, self._events = self._events, []
-        return [*events, *self._translator.translate(self.manager.take_events())]
+        return list(self._translator.translate(self.manager.take_events()))
 
     def reset(self) -> bool:
         """Forget everything on the host, in one call, whatever is being copied. False where that cannot be had: a
@@ -342,8 +340,7 @@ class SimpleCPUOffloadScheduler:
         if self._loading and not compat.recovers(self.kv_cache_config):
             return False
         if self._events_on:
-            self._events = list(self.take_events())  # what was announced before, before it is taken back
-            self._translator.will_clear(self.manager.pool.index())
+            self._translator.will_clear(self.manager.take_events(), self.manager.pool.index())
         self.manager.reset()
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from tests.vllm.adapter import RANK, save_adapter
 from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LFM2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
 from tests.vllm.harness import Engine, Tokens, prompts, reference
 from tests.vllm.proof import EAGER, LAZY, comes_back, nothing_is_left
@@ -227,37 +227,10 @@ def test_hashes_finer_than_blocks() -> None:
         comes_back(engine, asked, expected.cold)
 
 
-def _adapter(folder: Path, seed: int) -> str:
-    """A LoRA adapter for the small Llama, strong enough to change what it says."""
-    import torch
-    from safetensors.torch import save_file
-
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(LLAMA.model["num_hidden_layers"]):
-        for name in ("q_proj", "v_proj"):
-            stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{stem}.lora_A.weight"] = torch.randn(8, 128, generator=generator)
-            tensors[f"{stem}.lora_B.weight"] = torch.randn(128, 8, generator=generator)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {
-        "peft_type": "LORA",
-        "r": 8,
-        "lora_alpha": 8,
-        "target_modules": ["q_proj", "v_proj"],
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return str(folder)
-
-
 def test_lora_adapters_do_not_mix(tmp_path: Path) -> None:
-    from vllm.lora.request import LoRARequest
-
     asked = prompts(2)
-    adapters = [LoRARequest(f"adapter{i}", i, _adapter(tmp_path / f"{i}", i)) for i in (1, 2)]
-    lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+    adapters = [save_adapter(tmp_path / f"{i}", i) for i in (1, 2)]
+    lora = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2}
     with Engine(LLAMA, **lora) as plain:
         expected = [plain.generate(asked, lora_request=each) for each in adapters]
     assert expected[0] != expected[1]
@@ -339,7 +312,7 @@ def test_a_gap_on_one_side_is_bridged_by_the_other(kept_by_host: list[int]) -> N
 @pytest.mark.compat
 @pytest.mark.parametrize("kept", [6, 0, 12], ids=str)
 def test_states_that_have_left_the_device_while_attention_has_not(kept: int) -> None:
-    """A release may then count the attention's blocks as a hit of the whole model, and leave the state to Forebay."""
+    """A release may then count the attention's blocks as a hit of the whole model and leave the state to us."""
     asked = prompts(1)
     expected = reference(LFM2, asked)
     with Engine(LFM2, EAGER) as engine:
