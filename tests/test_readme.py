@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from forebay import OffloadConfig, Stats
+from forebay.copier import InjectedFaults
 from forebay.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
@@ -118,9 +119,14 @@ def test_design_names_only_files_that_exist() -> None:
     assert named <= there
 
 
-def cells(page: str) -> dict[str, list[str]]:
-    """The rows of all tables of a page whose first cell is a name in backticks."""
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+def cells(page: str, heading: str) -> dict[str, list[str]]:
+    """The rows of all tables under a heading, or on the whole page, whose first cell is a name in backticks."""
+    text = (ROOT / "docs" / page).read_text()
+    if heading:
+        found = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert found, f"{page} has no heading {heading}"
+        text = found[1]
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", text, re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in rows}
 
 
@@ -133,20 +139,27 @@ def default_of(field: Field[object]) -> str:
 
 @pytest.mark.parametrize("field", fields(OffloadConfig), ids=lambda field: field.name)
 def test_every_setting_is_described_with_its_default(field: Field[object]) -> None:
-    default, meaning = cells("configuration.md")[field.name]
+    default, meaning = cells("configuration.md", "The core")[field.name]
+    assert default == default_of(field)
+    assert meaning
+
+
+@pytest.mark.parametrize("field", fields(InjectedFaults), ids=lambda field: field.name)
+def test_every_fault_is_described_with_its_default(field: Field[object]) -> None:
+    default, meaning = cells("configuration.md", "Faults on demand")[field.name]
     assert default == default_of(field)
     assert meaning
 
 
 def test_every_policy_is_described() -> None:
-    _, meaning = cells("configuration.md")["eviction_policy"]
+    _, meaning = cells("configuration.md", "The core")["eviction_policy"]
     for policy in POLICIES:
         assert f'`"{policy}"`' in meaning
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Stats)])
 def test_every_counter_is_described(name: str) -> None:
-    assert cells("metrics.md")[name][0]
+    assert cells("metrics.md", "")[name][0]
 
 
 def test_every_mutant_still_names_a_line_of_the_core() -> None:
