@@ -154,8 +154,8 @@ class Hand:
         self.requests[request.request_id] = (request, handles)
         self.scheduler.update_state_after_alloc(request, KVCacheBlocks(handles), external_tokens)
 
-    def step(self, *running: HandRequest) -> Any:
-        """Build a step in which these run, all their tokens confirmed."""
+    def step(self, *running: HandRequest, confirmed: bool = True) -> Any:
+        """Build a step in which these run, all their tokens confirmed, or computed by this step."""
         from vllm.v1.core.sched.output import SchedulerOutput
 
         planned = SchedulerOutput.make_empty()
@@ -169,8 +169,9 @@ class Hand:
             for each in running
         ]
         planned.num_scheduled_tokens = {each.request_id: 1 for each in running}
-        for each in running:
-            each.num_computed_tokens = each.num_tokens
+        if confirmed:
+            for each in running:
+                each.num_computed_tokens = each.num_tokens
         return self.scheduler.build_connector_meta(planned)
 
     def stored(self, metadata: Any) -> None:
