@@ -188,7 +188,8 @@ class SimpleCPUOffloadWorker:
             return False
         if not load.tries_left or self._copier is None:
             raise LostLoadError(
-                f"forebay: a load failed {_TRIES} times, and this vLLM cannot compute instead for a model with "
+                f"forebay: a load failed {_TRIES} times, and this vLLM cannot compute instead for a model of more "
+                "than one KV cache group, or of another kind than full attention: this one has "
                 f"{len(self.kv_cache_config.kv_cache_groups)} KV cache groups (0.30 and newer can)"
             )
         load.tries_left -= 1

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.ids import BlockId, RequestId, Slot, TransferId
 from forebay.transfers import CopyOrder, Direction
-from tests.vllm.driving import full, kv_cache_config, vllm_config, window
+from tests.vllm.driving import full, kv_cache_config, mamba, vllm_config, window
 
 BLOCKS, SLOTS = 16, 8
 
@@ -151,6 +151,21 @@ def test_where_vllm_cannot_take_a_load_back_it_is_tried_again(monkeypatch: pytes
     first = rank.step(_load(1, [1], [0]))
     told = first[0] | rank.until(1)[0]
     assert told == {"of 1"}
+    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}}
+    rank.worker.shutdown()
+
+
+@pytest.mark.parametrize("kind", [window, mamba])
+def test_nor_where_the_bad_blocks_are_all_that_was_loaded(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """Before 0.30 vLLM computes from the first bad block on. What a window needs before that was never loaded."""
+    from forebay.vllm import compat
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    rank = Rank([kind(32)], kill_nth=(1,))
+    first = rank.step(_load(1, [1], [0]))
+    told = first[0] | rank.until(1)[0]
+    assert told == {"of 1"}
+    assert rank.worker.get_block_ids_with_load_errors() == set()
     assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}}
     rank.worker.shutdown()
 
