@@ -197,8 +197,7 @@ class Stores:
         group = books.layout.groups[number]
         whole = len(todo) == stop - start
         blocks = table[start:stop] if whole else [table[i] for i in todo]
-        if not group.needs_whole_prefix:
-            # Such a group drops blocks while the request runs. In the others a block is the request's to the end.
+        if not group.keeps_blocks:
             wanted = keys[start:stop] if whole else [keys[i] for i in todo]
             if books.device.keys_of(blocks) != wanted:
                 todo, blocks = self._find_again(keys, todo, blocks)

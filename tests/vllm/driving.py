@@ -41,6 +41,13 @@ def window(tokens: int, block: int = BLOCK) -> Any:
     )
 
 
+def reference_window(tokens: int, block: int = BLOCK) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import RSWASpec
+
+    return RSWASpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32, rswa_window=tokens)
+
+
 def chunked(tokens: int, block: int = BLOCK) -> Any:
     import torch
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec

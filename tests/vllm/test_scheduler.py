@@ -16,6 +16,7 @@ from tests.vllm.driving import (
     full,
     kv_cache_config,
     mamba,
+    reference_window,
     scheduler_class,
     vllm_config,
     window,
@@ -108,6 +109,22 @@ def test_reset_forgets_in_one_call(name: str) -> None:
     hand.forget_device()
     assert hand.scheduler.reset() is True
     assert hand.scheduler.get_num_new_matched_tokens(hand.request("second", range(8 * BLOCK)), 0) == (0, False)
+
+
+@pytest.mark.parametrize("kind", [window, reference_window])
+def test_blocks_that_the_engine_dropped_from_a_running_request_are_not_stored_as_its_own(kind: Any) -> None:
+    """Sliding windows drop blocks from the head. Reference windows are full attention to vLLM, and drop what was
+    generated, behind the prompt and before the window."""
+    hand = Hand("forebay", [kind(BLOCK)])
+    request = hand.request("one", range(6 * BLOCK))
+    hand.admit(request)
+    hand.step(request, confirmed=False)
+    blocks = hand.requests["one"][1][0]
+    dropped = blocks[2:4]
+    hand.pool.free_blocks(dropped)
+    hand.pool.evict_blocks({block.block_id for block in dropped})  # somebody else was given them
+    stored = hand.step(request).store_gpu_blocks
+    assert stored == [block.block_id for block in blocks if block not in dropped]
 
 
 def test_every_rank_has_to_report_a_store() -> None:
