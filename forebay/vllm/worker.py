@@ -142,7 +142,10 @@ class SimpleCPUOffloadWorker:
 
     def _submit(self) -> None:
         metadata, self._metadata = self._metadata, None
-        if metadata is None or self._copier is None:
+        if metadata is None:
+            return
+        if self._copier is None:
+            self._agree(metadata)
             return
         for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
             self._loads[order.id] = _OpenLoad(order, request_id)
@@ -151,6 +154,15 @@ class SimpleCPUOffloadWorker:
             self._copier.submit(order)
         for verdict in metadata.verdicts:
             self._repeat(verdict)
+
+    def _agree(self, metadata: SimpleCPUOffloadMetadata) -> None:
+        """A rank without a KV cache has nothing to copy, but engine and manager wait for every rank's word."""
+        self._meta.completed_load_events |= {order.id: 1 for order in metadata.loads}
+        self._meta.completed_store_events |= {order.id: 1 for order in metadata.stores}
+        self._finished.update(metadata.waiting)
+        for verdict in metadata.verdicts:
+            if verdict.transfer_id is None:  # the others are on loads that it has told of
+                self._tell(verdict.request_id, verdict.failed, verdict.blocks)
 
     def _repeat(self, verdict: Verdict) -> None:
         blocks = verdict.blocks

@@ -16,7 +16,9 @@ BLOCKS, SLOTS = 16, 8
 
 
 class Rank:
-    def __init__(self, specs: list[Any] | None = None, **faults: Any) -> None:
+    def __init__(
+        self, specs: list[Any] | None = None, *, caches: dict[str, Any] | None = None, **faults: Any
+    ) -> None:
         import torch
 
         from forebay.copier.faults import InjectedFaults
@@ -27,7 +29,7 @@ class Rank:
         self.worker = SimpleCPUOffloadWorker(
             vllm_config(), config, SLOTS * 1024, faults=InjectedFaults(**faults) if faults else None
         )
-        self.worker.register_kv_caches({"layer0": self.cache})
+        self.worker.register_kv_caches({"layer0": self.cache} if caches is None else caches)
         self.ended: dict[str, dict[int, int]] = {"stores": {}, "loads": {}, "failed": {}}
 
     def step(
@@ -182,6 +184,17 @@ def test_and_stops_the_engine_rather_than_give_a_wrong_answer(monkeypatch: pytes
     ):
         rank.until(1)
     rank.worker.shutdown()
+
+
+def test_a_rank_without_a_kv_cache_agrees_to_everything_at_once() -> None:
+    """vLLM waits until every rank has told of a load, and the manager until every rank has reported a transfer."""
+    rank = Rank(caches={})
+    assert rank.worker.handshake() is None
+    assert rank.step(_load(1, [1], [0]), stores=(_store(2, [3], [1]),)) == ({"of 1"}, set())
+    assert rank.ended == {"stores": {2: 1}, "loads": {1: 1}, "failed": {}}
+    verdicts = [_verdict(1, failed=True), _verdict(None, failed=True, request="b")]
+    assert rank.step(verdicts=verdicts) == ({"b"}, {"b"})
+    assert rank.step() == (set(), set())
 
 
 def test_a_scheduler_that_counts_on_more_slots_is_stopped(rank: Rank) -> None:
