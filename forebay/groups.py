@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, lcm
 from typing import cast
@@ -56,6 +56,11 @@ class Group(ABC):
         return False
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether a block is its request's own until the request ends. Others are dropped while it runs."""
+        return False
+
+    @property
     def blocks_beyond_hit(self) -> int:
         return 1 if self.drafter else 0
 
@@ -82,9 +87,16 @@ class Group(ABC):
 
 @dataclass(frozen=True)
 class FullAttention(Group):
+    drops_outputs: bool = field(default=False, kw_only=True)
+    """What was generated is seen through a window: blocks between the prompt and that window are dropped."""
+
     @property
     def needs_whole_prefix(self) -> bool:
         return True
+
+    @property
+    def keeps_blocks(self) -> bool:
+        return not self.drops_outputs
 
     def first_needed(self, tokens: int) -> int:
         return 0

@@ -199,9 +199,8 @@ class Stores:
         group = books.layout.groups[number]
         whole = len(todo) == stop - start
         blocks = table[start:stop] if whole else [table[i] for i in todo]
-        if group.drafter or not group.needs_whole_prefix:
-            # Such a group drops blocks while the request runs, or an engine vouches for its blocks later than for
-            # others. In the rest a block is the request's to the end.
+        if group.drafter or not group.keeps_blocks:
+            # The engine may have dropped blocks meanwhile, or vouches for them later than for others.
             wanted = keys[start:stop] if whole else [keys[i] for i in todo]
             if books.device.keys_of(blocks) != wanted:
                 todo, blocks = self._find_again(keys, todo, blocks)

@@ -8,7 +8,8 @@ and is tried. docs/tested-versions.md has the releases that were.
     0.27      models with recurrent states: a local hit may be full attention's alone
     0.29      KVCacheTensor places layers in one allocation; groups may opt out of prefix caching
     0.30      a failed load is reported by request (failed_recving), for every kind of model; before that by block,
-              which works for models with one group only. Drafters may opt out of dropping a block
+              which works for models with one group of full attention only. Drafters may opt out of dropping a
+              block
     0.31      every spec says itself whether context parallelism shards it; before that the kind decides
     0.32      hits name the tier they came from
 """
@@ -83,7 +84,12 @@ def log_as_vllm_does() -> None:
 
 def recovers(kv_cache_config: KVCacheConfig) -> bool:
     """Whether this release can take a failed load back for this model, so that the request computes instead."""
-    return REPORTS_FAILED_REQUESTS or len(kv_cache_config.kv_cache_groups) == 1
+    if REPORTS_FAILED_REQUESTS:
+        return True
+    groups = kv_cache_config.kv_cache_groups
+    # Told by block, vLLM computes from the first bad block on and builds on all before it. Of a window or a
+    # recurrent state only the end was loaded: before it there is nothing to build on.
+    return len(groups) == 1 and isinstance(plain_spec(groups[0].kv_cache_spec), FullAttentionSpec)
 
 
 # --- sizes -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
+    RSWASpec,
     SlidingWindowSpec,
 )
 
@@ -70,7 +71,7 @@ def group_of(spec: KVCacheSpec, dcp_world_size: int) -> Group | None:
     if isinstance(plain, ChunkedLocalAttentionSpec):
         return ChunkedLocal(tokens, ranks, chunk_tokens=plain.attention_chunk_size)
     if isinstance(plain, FullAttentionSpec):
-        return FullAttention(tokens, ranks)
+        return FullAttention(tokens, ranks, drops_outputs=isinstance(plain, RSWASpec))
     return None
 
 

@@ -12,7 +12,7 @@ from forebay.ids import BlockId, RequestId
 class EngineRequest:
     """Implements forebay.engine.Request."""
 
-    __slots__ = ("_tokens_per_hash", "device_tokens", "id", "preemptions", "request", "waits_for")
+    __slots__ = ("_tokens_per_hash", "device_tokens", "has_run", "id", "preemptions", "request", "waits_for")
 
     def __init__(self, request: Request, tokens_per_hash: int) -> None:
         self.id = RequestId(request.request_id)
@@ -20,6 +20,8 @@ class EngineRequest:
         self.device_tokens = 0
         """What the engine said it has itself when it asked last."""
         self.preemptions: int = request.num_preemptions
+        self.has_run = False
+        """Whether a step has computed anything in the blocks that it was given last."""
         self.waits_for: list[BlockId] = []
         """The blocks of its load, where the engine hears of failures by block."""
         self._tokens_per_hash = tokens_per_hash
@@ -47,7 +49,9 @@ class EngineRequest:
     @property
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is written once the steps the workers know of have run."""
-        return int(self.request.num_computed_tokens - self.request.num_output_placeholders)
+        computed = int(self.request.num_computed_tokens - self.request.num_output_placeholders)
+        # vLLM counts what it waits for as computed. Another connector beside this one may be what it waits for.
+        return computed if self.has_run else min(computed, self.device_tokens)
 
     def token_ids(self, start: int, stop: int) -> Sequence[int]:
         tokens: Sequence[int] = self.request.all_token_ids[start:stop]

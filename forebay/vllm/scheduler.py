@@ -172,6 +172,7 @@ class SimpleCPUOffloadScheduler:
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         known = self._known(request)
+        known.has_run = False
         table = self._table(blocks.get_block_ids())
         self._used(table)
         # A request that was loaded is admitted a second time, and then has what was loaded.
@@ -258,6 +259,7 @@ class SimpleCPUOffloadScheduler:
             known = self._requests.get(request_id)
             if known is None:
                 continue
+            known.has_run = True
             added = None
             if new_blocks is not None and not resumed and request_id not in new:  # those told their whole table
                 added = self._table(new_blocks)

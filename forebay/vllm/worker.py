@@ -209,7 +209,8 @@ class SimpleCPUOffloadWorker:
         if failed and not self._recovers:
             raise LostLoadError(
                 f"forebay: the load of request {request_id} failed {_TRIES} times or was given up, and this vLLM "
-                f"cannot compute instead for a model with several KV cache groups (0.30 and newer can)"
+                "cannot compute instead for a model of several KV cache groups, or of another kind than full "
+                "attention (0.30 and newer can)"
             )
         self._finished.add(request_id)
         if failed and compat.REPORTS_FAILED_REQUESTS:

@@ -41,6 +41,13 @@ def window(tokens: int, block: int = BLOCK) -> Any:
     )
 
 
+def reference_window(tokens: int, block: int = BLOCK) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import RSWASpec
+
+    return RSWASpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32, rswa_window=tokens)
+
+
 def chunked(tokens: int, block: int = BLOCK) -> Any:
     import torch
     from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec
@@ -154,8 +161,8 @@ class Hand:
         self.requests[request.request_id] = (request, handles)
         self.scheduler.update_state_after_alloc(request, KVCacheBlocks(handles), external_tokens)
 
-    def step(self, *running: HandRequest) -> Any:
-        """Build a step in which these run, all their tokens confirmed."""
+    def step(self, *running: HandRequest, confirmed: bool = True) -> Any:
+        """Build a step in which these run, all their tokens confirmed, or computed by this step."""
         from vllm.v1.core.sched.output import SchedulerOutput
 
         planned = SchedulerOutput.make_empty()
@@ -169,8 +176,9 @@ class Hand:
             for each in running
         ]
         planned.num_scheduled_tokens = {each.request_id: 1 for each in running}
-        for each in running:
-            each.num_computed_tokens = each.num_tokens
+        if confirmed:
+            for each in running:
+                each.num_computed_tokens = each.num_tokens
         return self.scheduler.build_connector_meta(planned)
 
     def stored(self, metadata: Any) -> None:

@@ -16,6 +16,7 @@ from tests.vllm.driving import (
     full,
     kv_cache_config,
     mamba,
+    reference_window,
     scheduler_class,
     vllm_config,
     window,
@@ -64,6 +65,7 @@ def test_a_request_that_ends_with_its_last_block_is_stored_whole(name: str) -> N
     hand = Hand(name, [full()])
     request = hand.request("one", range(4 * BLOCK))
     hand.admit(request)
+    assert hand.step(request, confirmed=False).store_event == -1
     request.num_computed_tokens = request.num_tokens
     hand.finish(request)  # max_tokens=1: no step after the one that computed it
     hand.stored(hand.step())
@@ -107,6 +109,22 @@ def test_reset_forgets_in_one_call(name: str) -> None:
     hand.forget_device()
     assert hand.scheduler.reset() is True
     assert hand.scheduler.get_num_new_matched_tokens(hand.request("second", range(8 * BLOCK)), 0) == (0, False)
+
+
+@pytest.mark.parametrize("kind", [window, reference_window])
+def test_blocks_that_the_engine_dropped_from_a_running_request_are_not_stored_as_its_own(kind: Any) -> None:
+    """Sliding windows drop blocks from the head. Reference windows are full attention to vLLM, and drop what was
+    generated, behind the prompt and before the window."""
+    hand = Hand("forebay", [kind(BLOCK)])
+    request = hand.request("one", range(6 * BLOCK))
+    hand.admit(request)
+    hand.step(request, confirmed=False)
+    blocks = hand.requests["one"][1][0]
+    dropped = blocks[2:4]
+    hand.pool.free_blocks(dropped)
+    hand.pool.evict_blocks({block.block_id for block in dropped})  # somebody else was given them
+    stored = hand.step(request).store_gpu_blocks
+    assert stored == [block.block_id for block in blocks if block not in dropped]
 
 
 def test_every_rank_has_to_report_a_store() -> None:
@@ -301,6 +319,23 @@ def test_an_aborted_load_lets_the_engine_go_and_keeps_its_blocks_until_it_ends()
     assert loading.pins() == 0
     assert not loading.scheduler.has_pending_work()
     assert all(block.ref_cnt == 0 for block in loading.hand.pool.blocks[1:])
+
+
+def test_what_another_connector_was_loading_is_not_stored_when_the_request_is_aborted() -> None:
+    """vLLM counts tokens as computed from the moment it waits for them, whoever brings them (MultiConnector)."""
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+
+    hand = Hand("forebay", [full()])
+    request = hand.request("waits", range(6 * BLOCK))
+    assert hand.scheduler.get_num_new_matched_tokens(request, BLOCK) == (0, False)
+    handles = (hand.pool.get_new_blocks(5),)
+    hand.pool.cache_full_blocks(request, handles[0], 0, 1, BLOCK, 0)  # of what is loaded nothing has a hash yet
+    hand.requests["waits"] = (request, handles)
+    hand.scheduler.update_state_after_alloc(request, KVCacheBlocks(handles), 0)
+    request.num_computed_tokens = 5 * BLOCK
+    hand.step()
+    hand.finish(request)
+    assert hand.step().store_gpu_blocks == [handles[0][0].block_id]
 
 
 def test_bytes_that_arrive_after_a_reset_are_not_used() -> None:

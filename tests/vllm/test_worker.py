@@ -10,13 +10,15 @@ import pytest
 
 from forebay.ids import BlockId, RequestId, Slot, TransferId
 from forebay.transfers import CopyOrder, Direction
-from tests.vllm.driving import full, kv_cache_config, vllm_config, window
+from tests.vllm.driving import full, kv_cache_config, mamba, vllm_config, window
 
 BLOCKS, SLOTS = 16, 8
 
 
 class Rank:
-    def __init__(self, specs: list[Any] | None = None, **faults: Any) -> None:
+    def __init__(
+        self, specs: list[Any] | None = None, *, caches: dict[str, Any] | None = None, **faults: Any
+    ) -> None:
         import torch
 
         from forebay.copier.faults import InjectedFaults
@@ -27,18 +29,8 @@ class Rank:
         self.worker = SimpleCPUOffloadWorker(
             vllm_config(), config, SLOTS * 1024, faults=InjectedFaults(**faults) if faults else None
         )
-        self.worker.register_kv_caches({"layer0": self.cache})
+        self.worker.register_kv_caches({"layer0": self.cache} if caches is None else caches)
         self.ended: dict[str, dict[int, int]] = {"stores": {}, "loads": {}, "failed": {}}
-
-    @classmethod
-    def without_caches(cls) -> Rank:
-        from forebay.vllm import SimpleCPUOffloadWorker
-
-        rank = cls.__new__(cls)
-        rank.worker = SimpleCPUOffloadWorker(vllm_config(), kv_cache_config([full()], BLOCKS), SLOTS * 1024)
-        rank.worker.register_kv_caches({})
-        rank.ended = {"stores": {}, "loads": {}, "failed": {}}
-        return rank
 
     def step(
         self, *loads: CopyOrder, stores: tuple[CopyOrder, ...] = (), verdicts: Any = ()
@@ -165,6 +157,21 @@ def test_where_vllm_cannot_take_a_load_back_it_is_tried_again(monkeypatch: pytes
     rank.worker.shutdown()
 
 
+@pytest.mark.parametrize("kind", [window, mamba])
+def test_nor_where_the_bad_blocks_are_all_that_was_loaded(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """Before 0.30 vLLM computes from the first bad block on. What a window needs before that was never loaded."""
+    from forebay.vllm import compat
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", False)
+    rank = Rank([kind(32)], kill_nth=(1,))
+    first = rank.step(_load(1, [1], [0]))
+    told = first[0] | rank.until(1)[0]
+    assert told == {"of 1"}
+    assert rank.worker.get_block_ids_with_load_errors() == set()
+    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}}
+    rank.worker.shutdown()
+
+
 def test_and_stops_the_engine_rather_than_give_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.errors import LostLoadError
     from forebay.vllm import compat
@@ -189,7 +196,7 @@ def test_a_verdict_that_the_engine_could_not_obey_stops_it_too(monkeypatch: pyte
 
 
 def test_a_rank_without_caches_has_nothing_to_add_and_says_so() -> None:
-    rank = Rank.without_caches()
+    rank = Rank(caches={})
     assert rank.worker.handshake() is None
     assert rank.step(_load(1, [1], [0]), stores=(_store(2, [3], [7]),)) == ({"of 1"}, set())
     assert rank.ended == {"stores": {2: 1}, "loads": {1: 1}, "failed": {}}
