@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.vllm.families import FAMILIES, Family
-from tests.vllm.harness import HOST_BYTES, Engine, Reference, Tokens, prompts, reference
+from tests.vllm.harness import HOST_BYTES, Engine, prompts, reference_or_skip
 
 # Steps small enough that what lazy mode keeps safe is only a part of the device.
 SMALL_STEPS = {"max_num_batched_tokens": 512}
@@ -20,7 +20,7 @@ def test_what_comes_back_from_the_host_gives_the_same_tokens(family: Family, laz
     from forebay.vllm import compat
 
     asked = prompts(4, family.prompt_tokens)
-    expected = _reference_or_skip(family, asked)
+    expected = reference_or_skip(family, asked, **SMALL_STEPS)
     offload: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES, "lazy_offload": lazy}
     with Engine(family, offload, **SMALL_STEPS) as engine:
         assert engine.generate(asked) == expected.cold
@@ -42,18 +42,6 @@ def test_what_comes_back_from_the_host_gives_the_same_tokens(family: Family, laz
 
         engine.settle()
         engine.manager.check()
-
-
-def _reference_or_skip(family: Family, asked: list[Tokens]) -> Reference:
-    """Older releases cannot run every model on a CPU, with Forebay or without. The newest can."""
-    from forebay.vllm import compat
-
-    try:
-        return reference(family, asked, **SMALL_STEPS)
-    except Exception as error:
-        if compat.release() == compat.NEWEST:
-            raise
-        pytest.skip(f"this release cannot run the model on a CPU ({type(error).__name__})")
 
 
 def _lose(engine: Engine, lazy: bool) -> None:

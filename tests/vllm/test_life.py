@@ -12,7 +12,7 @@ import pytest
 
 from tests.vllm.adapter import RANK, save_adapter
 from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LFM2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
-from tests.vllm.harness import Engine, Tokens, prompts, reference
+from tests.vllm.harness import Engine, Tokens, prompts, reference, reference_or_skip
 from tests.vllm.proof import EAGER, LAZY, comes_back, nothing_is_left
 
 BLOCK = 32
@@ -314,7 +314,7 @@ def test_a_gap_on_one_side_is_bridged_by_the_other(kept_by_host: list[int]) -> N
 def test_states_that_have_left_the_device_while_attention_has_not(kept: int) -> None:
     """A release may then count the attention's blocks as a hit of the whole model and leave the state to us."""
     asked = prompts(1)
-    expected = reference(LFM2, asked)
+    expected = reference_or_skip(LFM2, asked)
     with Engine(LFM2, EAGER) as engine:
         assert engine.generate(asked) == expected.cold
         engine.settle()
