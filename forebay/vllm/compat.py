@@ -141,6 +141,11 @@ def cacheable_groups(kv_cache_config: KVCacheConfig) -> list[tuple[int, KVCacheG
     ]
 
 
+def has_own_pool(group: KVCacheGroupSpec) -> bool:
+    """Whether this group's blocks are numbered in a pool of their own, on the host (HiSparse, from 0.30 on)."""
+    return bool(getattr(group, "host_resident", False))
+
+
 def plain_spec(spec: KVCacheSpec) -> KVCacheSpec:
     """Of layers that differ in size only, any stands for all."""
     if isinstance(spec, UniformTypeKVCacheSpecs):

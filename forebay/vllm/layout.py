@@ -45,6 +45,9 @@ class EngineLayout:
         drafted = compat.drafter_groups(vllm_config, kv_cache_config)
         dcp = vllm_config.parallel_config.decode_context_parallel_size
         numbered = compat.cacheable_groups(kv_cache_config)
+        for number, group in numbered:
+            if compat.has_own_pool(group):
+                raise LayoutError(f"kv_cache_groups[{number}]", "blocks on the host", "blocks on the device")
         groups = tuple(
             _group(number, group.kv_cache_spec, dcp, drafter=number in drafted) for number, group in numbered
         )

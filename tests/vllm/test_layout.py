@@ -53,6 +53,16 @@ def test_groups_that_vllm_does_not_cache_are_left_out() -> None:
     assert layout.group_ids == (0, 2)
 
 
+def test_a_group_whose_blocks_are_on_the_host_already_is_refused() -> None:
+    """HiSparse: its block numbers are those of another pool, and mean other blocks in the device's."""
+    from forebay.vllm.layout import EngineLayout
+
+    config = kv_cache_config([full(), full()], 64)
+    config.kv_cache_groups[1].host_resident = True
+    with pytest.raises(LayoutError, match=r"kv_cache_groups\[1\]: expected blocks on the device"):
+        EngineLayout.of(vllm_config(), config, 16, 16)
+
+
 def test_a_kind_nobody_knows_is_refused_with_one_line() -> None:
     import torch
     from vllm.v1.kv_cache_interface import CrossAttentionSpec
