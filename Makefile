@@ -34,7 +34,7 @@ test-long: .venv/.ready ## more than a million engine steps under random traffic
 	@echo "==> state machine, until a million steps were checked"
 	@FOREBAY_PROFILE=long $(BIN)/python -m pytest tests/test_state_machine.py --timeout=0 -s
 
-mutants: .venv/.ready ## break the core on purpose, line by line: does a test notice? (minutes)
+mutants: .venv/.vllm ## break the code on purpose, line by line: does a test notice? (minutes)
 	@echo "==> tools/mutants.py"
 	@$(BIN)/python tools/mutants.py
 

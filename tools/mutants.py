@@ -1,4 +1,4 @@
-"""Breaks the core on purpose, one line at a time, and says which test notices: `make mutants`.
+"""Breaks the core and the vLLM adapter on purpose, one line at a time, and says which test notices: `make mutants`.
 
 Every entry is a file, a line of it, and the same line broken. A mutant that no test kills is a hole in the tests. The
 working tree is not touched: mutants live in a temporary copy.
@@ -19,6 +19,10 @@ SUITES = (
     ["tests/test_manager.py", "tests/test_design.py", "tests/test_field_notes.py"],
     ["tests/test_pool.py", "tests/test_transfers.py", "tests/test_groups.py", "tests/policies"],
     ["tests/test_state_machine.py"],
+)
+VLLM_SUITES = (
+    ["tests/vllm/test_worker.py", "tests/vllm/test_device.py", "tests/vllm/test_config.py"],
+    ["tests/vllm/test_scheduler.py"],
 )
 MUTANTS = [
     ("pool.py", "self._pins.add(slots)", "pass", "a match pins nothing"),
@@ -55,6 +59,19 @@ MUTANTS = [
     ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
     ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),
     ("requests.py", "        self.table = []", "        pass", "a preempted request keeps its table"),
+    ("vllm/scheduler.py", "finished.discard(request_id)", "pass", "what was reset is used when it arrives"),
+    ("vllm/scheduler.py", "self._give_verdict(known.id, failed=False)", "pass", "an aborted load holds the engine up"),
+    ("vllm/scheduler.py", "self._settle((), set())", "pass", "no deadline without reports"),
+    ("vllm/scheduler.py", "            self.manager.preempt(request_id)", "            pass", "a preempted request keeps its table in vLLM"),
+    ("vllm/scheduler.py", "if self._loading and not compat.recovers(self.kv_cache_config):", "if False:", "a reset that cannot be obeyed"),
+    ("vllm/worker.py", "if load is None or load.request_id is None:", "if load is None:", "a load is told twice"),
+    ("vllm/worker.py", "if failed and not self._recovers:", "if False:", "an engine goes on with what it cannot take back"),
+    ("vllm/worker.py", "if metadata.slots > self.num_cpu_blocks:", "if False:", "a rank with fewer slots goes on"),
+    ("vllm/device.py", "self._waiting.discard(block)", "pass", "a block that was used goes back to its old place"),
+    ("vllm/device.py", "queue.prepend_n(merged)", "queue.prepend_n(ahead + returning)", "stored blocks go behind others"),
+    ("vllm/request.py", "return computed if self.has_run else min(computed, self.device_tokens)", "return computed", "what others load is stored"),
+    ("vllm/config.py", "if blocks * self.per_rank(ranks) >= size:", "if True:", "less than a block is not named"),
+    ("vllm/events.py", "*self.translate(events), ", "", "a reset loses what was to be said before it"),
     ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
 ]  # fmt: skip
 
@@ -86,7 +103,7 @@ def first_to_notice(name: str, line: str, broken: str) -> str | None:
             "PYTHONDONTWRITEBYTECODE": "1",
             "FOREBAY_PROFILE": "no-shrink",
         }
-        for suite in SUITES:
+        for suite in VLLM_SUITES if name.startswith("vllm/") else SUITES:
             command = [
                 sys.executable,
                 "-m",

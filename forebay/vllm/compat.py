@@ -45,6 +45,13 @@ logger = init_logger("vllm.forebay")
 OLDEST, NEWEST = (0, 26), (0, 32)
 """Releases the adapter was written against."""
 
+
+def release() -> tuple[int, int] | None:
+    """The installed release as (major, minor); None for builds without a number."""
+    numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
 REPORTS_FAILED_REQUESTS: bool = hasattr(base, "KVConnectorTransferResults")
 """Whether a failed load can be reported by request. Otherwise by block."""
 
@@ -55,10 +62,8 @@ LOCAL_HITS_DIVERGE: bool = hasattr(KVCacheManager, "get_computed_blocks_for_conn
 """Whether the engine may count what only full attention has as a hit of the whole model, unasked (0.27)."""
 
 
-def release() -> tuple[int, int] | None:
-    """The installed release as (major, minor); None for builds without a number."""
-    numbers = re.match(r"(\d+)\.(\d+)", vllm.__version__)
-    return (int(numbers[1]), int(numbers[2])) if numbers else None
+SESSIONS_KEEP_STALE_HASHES: bool = (release() or NEWEST) < (0, 32)
+"""Whether a streaming session that takes a token back keeps the hash that this token completed."""
 
 
 def warn_if_untested() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vllm.v1.request import Request
 
 from forebay.ids import BlockId, RequestId
+from forebay.vllm import compat
 
 
 class EngineRequest:
@@ -44,7 +45,7 @@ class EngineRequest:
 
     @property
     def may_store(self) -> bool:
-        return True
+        return not (compat.SESSIONS_KEEP_STALE_HASHES and self.request.resumable)
 
     @property
     def confirmed_tokens(self) -> int:

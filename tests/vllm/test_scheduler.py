@@ -412,6 +412,7 @@ def test_a_preempted_request_that_is_admitted_in_the_same_step_keeps_its_new_tab
     output.preempted_req_ids = {"one"}
     assert hand.scheduler.build_connector_meta(output).need_flush
     assert hand.step(request).store_gpu_blocks == new
+    assert hand.scheduler.manager.stats.lookups == 2, "it starts over, and asks again"
 
 
 def test_a_hit_that_may_lack_a_window_is_not_built_on(monkeypatch: pytest.MonkeyPatch) -> None:

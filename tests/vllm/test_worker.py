@@ -104,6 +104,7 @@ def test_a_verdict_on_an_open_load_is_told_once_and_the_load_is_still_reported()
     rank = Rank(delay_polls=3, only="load")
     assert rank.step(_load(1, [1], [0])) == (set(), set())
     assert rank.step(verdicts=[_verdict(1, failed=True)]) == ({"of 1"}, {"of 1"})
+    assert rank.step(verdicts=[_verdict(1, failed=True)]) == (set(), set())
     assert rank.until(1) == (set(), set())
     assert rank.ended["loads"] == {1: 1}
     rank.worker.shutdown()
