@@ -77,6 +77,7 @@ class SimpleCPUOffloadScheduler:
         self.kv_cache_config = kv_cache_config
         self._layout = EngineLayout.of(vllm_config, kv_cache_config, scheduler_block_size, hash_block_size)
         self.block_size = self._layout.alignment_tokens
+        self.hash_block_size = self._layout.kv.tokens_per_hash
         # A load brings the last state, but of a window only what lies behind the engine's own hit.
         groups = self._layout.kv.groups
         self._needs_what_the_engine_may_lack = (
@@ -84,7 +85,6 @@ class SimpleCPUOffloadScheduler:
             and any(isinstance(group, Recurrent) for group in groups)
             and any(isinstance(group, SlidingWindow | ChunkedLocal) for group in groups)
         )
-        self.hash_block_size = self._layout.kv.tokens_per_hash
         mode = Mode.LAZY if lazy_offload else Mode.EAGER
         config = OffloadConfig(cpu_capacity_bytes) if settings is None else settings
         config = replace(config, capacity_bytes=cpu_capacity_bytes, mode=mode)
