@@ -36,6 +36,8 @@ def prompts(count: int, tokens: int = 400, seed: int = 0) -> list[Tokens]:
 class Engine:
     """vLLM in this process. `offload` is what a user writes as kv_connector_extra_config, None is no connector."""
 
+    ranks = 1
+
     def __init__(self, family: Family, offload: dict[str, Any] | None = None, **engine_args: Any) -> None:
         self.family = family
         self.outputs: dict[str, Any] = {}  # by request id, the newest RequestOutput
@@ -68,10 +70,13 @@ class Engine:
         self._environment = mock.patch.dict(os.environ)  # vLLM leaves settings of its own there
         self._environment.start()
         try:
-            self._engine = _start(family, args)
+            self._engine = self._start(args)
         except BaseException:
             self._clean_up()
             raise
+
+    def _start(self, args: dict[str, Any]) -> Any:
+        return _start(self.family, args)
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -112,6 +117,10 @@ class Engine:
     def run(self) -> None:
         """Step until every request has ended. Copies may still be on their way."""
         self._step_while(self._engine.has_unfinished_requests)
+
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Step until this is so."""
+        self._step_while(lambda: not condition())
 
     def abort(self, request_id: str) -> None:
         self._engine.abort_request([request_id])
@@ -188,6 +197,9 @@ class Engine:
         self.settle()
         if not self._engine.reset_prefix_cache():
             raise AssertionError("the device would not forget: something still holds blocks")
+        self._spoil_device()
+
+    def _spoil_device(self) -> None:
         for tensor in {tensor.untyped_storage().data_ptr(): tensor for tensor in self._caches()}.values():
             spoil(tensor.new_empty(0).set_(tensor.untyped_storage()))
 
@@ -208,8 +220,9 @@ class Engine:
                 spoil(tensor[block])
 
     @contextmanager
-    def spoilt_host(self, prompt: Tokens) -> Iterator[None]:
-        """What this prompt loads from the host is wrong. Afterwards the host has the right bytes again."""
+    def spoilt_host(self, prompt: Tokens, rank: int = 0) -> Iterator[None]:
+        """What this prompt loads from the host is wrong on one rank. Afterwards the host has the right bytes
+        again."""
         spoilt: set[int] = set()
         arena = self.worker.worker_handler._copier.arena
         bind = self.worker.bind_connector_metadata

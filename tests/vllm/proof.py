@@ -23,15 +23,16 @@ def nothing_is_left(engine: Engine) -> None:
 
 def comes_back(engine: Engine, asked: list[Tokens], expected: list[Tokens], **generate: Any) -> None:
     """The device forgets the prompts; their tokens are right all the same, and had from the host. Then the poison
-    control: with the first prompt's bytes on the host spoilt, its tokens change, and only its."""
+    control: with the first prompt's bytes on the host spoilt, on any one rank, its tokens change, and only its."""
     before = engine.manager.stats.loaded_blocks
     engine.forget_device()
     assert engine.generate(asked, **generate) == expected
     loaded = engine.manager.stats.loaded_blocks
     assert loaded > before
-    engine.forget_device()
-    with engine.spoilt_host(asked[0]):
-        spoilt = engine.generate(asked, **generate)
-    assert spoilt[0] != expected[0], "wrong bytes from the host would not have been noticed"
-    assert spoilt[1:] == expected[1:]
+    for rank in range(engine.ranks):
+        engine.forget_device()
+        with engine.spoilt_host(asked[0], rank):
+            spoilt = engine.generate(asked, **generate)
+        assert spoilt[0] != expected[0], f"wrong bytes from the host of rank {rank} would not have been noticed"
+        assert spoilt[1:] == expected[1:]
     nothing_is_left(engine)

@@ -50,15 +50,21 @@ _kernels_are_registered = False
 @contextmanager
 def kernels_registered_once() -> Iterator[None]:
     """Every engine replaces Triton's kernels in all modules there are. Once is enough, and later it stumbles over
-    what speculation has imported meanwhile."""
-    global _kernels_are_registered
+    what speculation has imported meanwhile. Engines whose ranks have processes of their own do it there."""
     from vllm.platforms.cpu import CpuPlatform
 
-    if not _kernels_are_registered or not hasattr(CpuPlatform, "register_triton_kernel_overrides"):
+    register = getattr(CpuPlatform, "register_triton_kernel_overrides", None)
+    if register is None:
         yield
-        _kernels_are_registered = True
         return
-    with mock.patch.object(CpuPlatform, "register_triton_kernel_overrides"):
+
+    def register_once() -> None:
+        global _kernels_are_registered
+        if not _kernels_are_registered:
+            register()
+            _kernels_are_registered = True
+
+    with mock.patch.object(CpuPlatform, "register_triton_kernel_overrides", staticmethod(register_once)):
         yield
 
 
