@@ -55,7 +55,6 @@ class Ranks:
 
 
 class RoundTrip(Ranks):
-    @pytest.mark.compat
     def test_what_all_ranks_stored_comes_back(self, engine: RankedEngine, expected: list[Tokens]) -> None:
         self.check_slots(engine)
         before = engine.manager.stats.loaded_blocks
@@ -182,7 +181,6 @@ class TestUnevenPipeline(Ranks):
     slots = (120, 40)
     offload = SMALL_HOST
 
-    @pytest.mark.compat
     def test_a_full_host_has_no_slot_that_a_rank_lacks(self, engine: RankedEngine, expected: list[Tokens]) -> None:
         self.check_slots(engine)
         with watched(engine) as traffic:
