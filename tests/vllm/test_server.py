@@ -184,7 +184,6 @@ def test_sigterm_ends_it_as_it_ends_vllm(servers: Pair) -> None:
     assert texts[0] == texts[1]
     assert len(texts[0]) == 200
     assert not any(server.left_in_shared_memory() for server in pair)
-    assert servers.forebay.lines("[shutdown] Executor: all workers exited gracefully")
     # vLLM leaves some of the sockets between its processes.
     assert servers.forebay.left_in_temporary_folder() <= servers.plain.left_in_temporary_folder()
 
