@@ -77,6 +77,17 @@ class CopyOrder(NamedTuple):
     move_from: list[BlockId]
     move_to: list[BlockId]
 
+    def detached(self) -> CopyOrder:
+        """The same order in lists of its own. In an engine of one process the lists are the manager's."""
+        return CopyOrder(
+            self.id,
+            self.direction,
+            list(self.blocks),
+            list(self.slots),
+            list(self.move_from),
+            list(self.move_to),
+        )
+
     @property
     def num_copies(self) -> int:
         return len(self.blocks) + len(self.move_to)

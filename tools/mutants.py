@@ -66,7 +66,7 @@ MUTANTS = [
     ("vllm/scheduler.py", "if self._loading and not compat.recovers(self.kv_cache_config):", "if False:", "a reset that cannot be obeyed"),
     ("vllm/worker.py", "if load is None or load.request_id is None:", "if load is None:", "a load is told twice"),
     ("vllm/worker.py", "if failed and not self._recovers:", "if False:", "an engine goes on with what it cannot take back"),
-    ("vllm/worker.py", "if metadata.slots > self.num_cpu_blocks:", "if False:", "a rank with fewer slots goes on"),
+    ("vllm/worker.py", "if self._has_caches and metadata.slots > self.num_cpu_blocks:", "if False:", "a rank with fewer slots goes on"),
     ("vllm/device.py", "self._waiting.discard(block)", "pass", "a block that was used goes back to its old place"),
     ("vllm/device.py", "queue.prepend_n(merged)", "queue.prepend_n(ahead + returning)", "stored blocks go behind others"),
     ("vllm/request.py", "return computed if self.has_run else min(computed, self.device_tokens)", "return computed", "what others load is stored"),

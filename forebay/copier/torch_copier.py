@@ -101,13 +101,7 @@ class TorchCopier:
     def submit(self, order: CopyOrder) -> None:
         ensure(not self._closed, f"transfer {order.id} was submitted to a copier that is closed")
         self._submitted += 1
-        # In an engine of one process these lists are the manager's own.
-        order = order._replace(
-            blocks=list(order.blocks),
-            slots=list(order.slots),
-            move_from=list(order.move_from),
-            move_to=list(order.move_to),
-        )
+        order = order.detached()
         job = _Job(_URGENCY[order.direction], self._submitted, order, self._fates.draw(order.direction))
         self._unsettled[job.number] = job
         self._jobs.put(job)

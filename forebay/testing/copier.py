@@ -77,13 +77,7 @@ class ByteCopier:
     def submit(self, order: CopyOrder) -> None:
         self._submitted += 1
         # Orders travel between processes in a real engine: nothing that happens to the caller's lists may matter.
-        copied = order._replace(
-            blocks=list(order.blocks),
-            slots=list(order.slots),
-            move_from=list(order.move_from),
-            move_to=list(order.move_to),
-        )
-        self._jobs.append(_Job(copied, self._submitted, self.faults.delay_polls))
+        self._jobs.append(_Job(order.detached(), self._submitted, self.faults.delay_polls))
 
     def poll(self) -> list[Report]:
         ending: list[_Job] = []

@@ -6,7 +6,6 @@ tells it, a report of the copier or a verdict of the scheduler, is settled here 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +69,7 @@ class SimpleCPUOffloadWorker:
         self.vllm_config = vllm_config
         self.kv_cache_config = kv_cache_config
         self.cpu_capacity_bytes = cpu_capacity_bytes
-        self.num_cpu_blocks = sys.maxsize  # until caches are registered: without any, there is room for all
+        self.num_cpu_blocks = 0
         self._faults = faults
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
@@ -85,7 +84,7 @@ class SimpleCPUOffloadWorker:
     # --- before the first step ----------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: Mapping[str, torch.Tensor | list[torch.Tensor]]) -> None:
-        if not isinstance(self._copier, NothingToCopy):
+        if self._has_caches:
             # What is on the host was promised under the layout it was stored from.
             raise ForebayError("forebay: expected KV caches to be registered once, got them a second time")
         if self.kv_cache_config is None or not kv_caches:
@@ -107,14 +106,18 @@ class SimpleCPUOffloadWorker:
         )
 
     def handshake(self) -> RankSlots | None:
-        if self.kv_cache_config is None or isinstance(self._copier, NothingToCopy):
+        if self.kv_cache_config is None or not self._has_caches:
             return None
         return RankSlots(self.num_cpu_blocks, self.kv_cache_config.num_blocks)
+
+    @property
+    def _has_caches(self) -> bool:
+        return not isinstance(self._copier, NothingToCopy)
 
     # --- every step ---------------------------------------------------------------------------------
 
     def bind_connector_metadata(self, metadata: SimpleCPUOffloadMetadata) -> None:
-        if metadata.slots > self.num_cpu_blocks:
+        if self._has_caches and metadata.slots > self.num_cpu_blocks:
             raise ForebayError(
                 f"forebay: expected a scheduler that counts on at most {self.num_cpu_blocks} slots, as rank "
                 f"{self._rank} has, got {metadata.slots}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from tests.vllm.harness import HOST_BYTES, Engine, Tokens
 
@@ -36,3 +39,17 @@ def comes_back(engine: Engine, asked: list[Tokens], expected: list[Tokens], **ge
         assert spoilt[0] != expected[0], f"wrong bytes from the host of rank {rank} would not have been noticed"
         assert spoilt[1:] == expected[1:]
     nothing_is_left(engine)
+
+
+@contextmanager
+def counted_preemptions(engine: Engine) -> Iterator[list[str]]:
+    """The requests that the scheduler preempts, each time it does."""
+    preempted: list[str] = []
+    preempt = engine.scheduler._preempt_request
+
+    def count(request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *args, **kwargs)
+
+    with mock.patch.object(engine.scheduler, "_preempt_request", count):
+        yield preempted

@@ -14,7 +14,7 @@ import pytest
 from tests.vllm.adapter import RANK, save_adapter
 from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LFM2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
 from tests.vllm.harness import Engine, Tokens, prompts, reference, reference_or_skip
-from tests.vllm.proof import EAGER, LAZY, comes_back, nothing_is_left
+from tests.vllm.proof import EAGER, LAZY, comes_back, counted_preemptions, nothing_is_left
 
 BLOCK = 32
 
@@ -71,19 +71,6 @@ def test_lazy_mode_loses_nothing_under_load(family: Family) -> None:
         nothing_is_left(engine)
 
 
-@contextmanager
-def _counted_preemptions(engine: Engine) -> Iterator[list[Any]]:
-    preempted: list[Any] = []
-    preempt = engine.scheduler._preempt_request
-
-    def count(request: Any, *args: Any, **kwargs: Any) -> None:
-        preempted.append(request.request_id)
-        preempt(request, *args, **kwargs)
-
-    with mock.patch.object(engine.scheduler, "_preempt_request", count):
-        yield preempted
-
-
 @pytest.mark.compat
 @pytest.mark.parametrize("offload", [EAGER, LAZY], ids=["eager", "lazy"])
 @pytest.mark.parametrize(("family", "blocks"), [(LLAMA, 34), (GEMMA2, 70)], ids=str)
@@ -91,7 +78,7 @@ def test_preemption_under_pressure(family: Family, blocks: int, offload: dict[st
     asked = prompts(8, 200)
     expected = reference(family, asked, max_tokens=100).cold
     with Engine(family, offload, num_gpu_blocks_override=blocks) as engine:
-        with _counted_preemptions(engine) as preempted:
+        with counted_preemptions(engine) as preempted:
             for _ in range(2):
                 assert engine.generate(asked, max_tokens=100) == expected
         assert preempted, "there was no pressure"
@@ -235,7 +222,7 @@ def test_hashes_finer_than_blocks() -> None:
         assert engine.connector.scheduler_manager.hash_block_size == 32
         assert engine.connector.scheduler_manager.block_size == 64
         assert engine.generate(asked) == expected.cold
-        assert engine.generate([prompt[:350] for prompt in asked])
+        engine.generate([prompt[:350] for prompt in asked])
         assert engine.generate(asked) == expected.cold
         comes_back(engine, asked, expected.cold)
 
@@ -381,10 +368,18 @@ def test_a_host_of_one_block() -> None:
             assert engine.manager.pool.capacity == engine.manager.pool.cached == 1
 
 
-def test_without_prefix_caching_it_steps_aside(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_prefix_caching_it_steps_aside() -> None:
     asked = prompts(2)
     expected = reference(LLAMA, asked).cold
-    with Engine(LLAMA, EAGER, enable_prefix_caching=False) as engine:
+    with (
+        mock.patch("forebay.vllm.connector.logger") as logger,
+        Engine(LLAMA, EAGER, enable_prefix_caching=False) as engine,
+    ):
+        # Both halves say it, and the logger says what it is told to say once only once.
+        assert {call.args for call in logger.warning_once.call_args_list} == {
+            ("forebay: prefix caching is off, and without it there is nothing to offload",)
+        }
+        assert not logger.warning.called
         assert engine.generate(asked) == expected
         assert engine.connector.scheduler_manager is None
         assert engine.connector.reset_cache() is None

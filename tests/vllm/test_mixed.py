@@ -8,14 +8,13 @@ import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest import mock
 
 import pytest
 
 import forebay
 from tests.vllm.families import GEMMA2, LLAMA, Family
 from tests.vllm.harness import Engine, Tokens, prompts
-from tests.vllm.proof import nothing_is_left
+from tests.vllm.proof import counted_preemptions, nothing_is_left
 
 PATIENCE_S = 240.0
 CLEAR_CHOICE = 1e-3
@@ -79,8 +78,10 @@ def test_mixed_traffic_with_failing_copies_preemptions_and_aborts(family: Family
         "inject_faults": {"fail_chance": 0.05, "delay_polls": 2, "seed": 11},
     }
     blocks = 40 if family is LLAMA else 90
-    with Engine(family, offload, num_gpu_blocks_override=blocks, max_num_batched_tokens=256) as engine:
-        preemptions = _count_preemptions(engine)
+    with (
+        Engine(family, offload, num_gpu_blocks_override=blocks, max_num_batched_tokens=256) as engine,
+        counted_preemptions(engine) as preemptions,
+    ):
         running: dict[str, Tokens] = {}
         submitted = finished = aborted = 0
         own: list[int] = []
@@ -117,15 +118,3 @@ def test_mixed_traffic_with_failing_copies_preemptions_and_aborts(family: Family
         assert stats.recomputes
         assert own[1] < 1.1 * own[0] + 50_000, f"{own} bytes when half of the requests were in, and at the end"
         tracemalloc.stop()
-
-
-def _count_preemptions(engine: Engine) -> list[str]:
-    preempted: list[str] = []
-    preempt = engine.scheduler._preempt_request
-
-    def count(request: Any, *args: Any, **kwargs: Any) -> None:
-        preempted.append(request.request_id)
-        preempt(request, *args, **kwargs)
-
-    mock.patch.object(engine.scheduler, "_preempt_request", count).start()
-    return preempted
