@@ -25,7 +25,7 @@ def check(books: Books, loads: Loads, requests: Mapping[RequestId, RequestState]
     filling: dict[Key, Slot] = {}
     for store in storing:
         if store.wanted:
-            filling.update(zip(store.keys, store.order.slots, strict=True))
+            filling.update(zip(store.order.keys, store.order.slots, strict=True))
     books.pool.check(pins, [slot for store in storing for slot in store.order.slots], filling)
     ensure(
         set(loads.wanted) == {load.id for load in loading if load.wanted},

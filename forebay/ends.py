@@ -54,15 +54,15 @@ class Ends:
         done = transfer.state is State.DONE
         if transfer.direction is Direction.STORE:
             if done:
-                books.pool.commit(transfer.keys, order.slots)
+                books.pool.commit(order.keys, order.slots)
                 books.note_removed()  # before a key that left is announced again
                 books.journal.stored(transfer.events)
             elif transfer.state is State.FAILED:
-                books.pool.forget(transfer.keys, order.slots)
+                books.pool.forget(order.keys, order.slots)
         else:
             if transfer.failed:
                 # Before the next lookup, so that nobody is promised the same bytes again.
-                books.pool.forget(transfer.keys, order.slots)
+                books.pool.forget(order.keys, order.slots)
             if transfer.state is not State.DROPPED:
                 self._loads.stop_waiting_for(transfer)
             if transfer.request_id is not None:
@@ -90,7 +90,7 @@ class Ends:
         """Nobody wants the result any more. If the ranks know of it, its memory stays its own until they end."""
         books = self._books
         if transfer.direction is Direction.STORE:
-            books.pool.forget(transfer.keys, transfer.order.slots)
+            books.pool.forget(transfer.order.keys, transfer.order.slots)
         else:
             self._loads.stop_waiting_for(transfer)
         if transfer.state is State.PLANNED:

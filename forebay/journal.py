@@ -67,6 +67,14 @@ class Journal:
             f"a report was ignored: {why.value} (transfer {report.transfer_id}, rank {report.rank})",
         )
 
+    def mismatch(self, report: Report) -> None:
+        self.stats.checksum_mismatches += 1
+        self.warn_once(
+            "mismatch",
+            f"a load was refused: its bytes on rank {report.rank} are not those that were stored under its keys "
+            f"(transfer {report.transfer_id})",
+        )
+
     def overdue(self, transfer: Transfer) -> None:
         self.stats.overdue_transfers += 1
         ranks = ", ".join(map(str, sorted(transfer.waiting_on)))

@@ -85,7 +85,7 @@ class Loads:
             self.let_go(state)
             return None
         try:
-            order, keys = self._order(state, held.match.sources, table)
+            order = self._order(state, held.match.sources, table)
         except RefusedLoadError:
             self.let_go(state)
             raise
@@ -99,7 +99,7 @@ class Loads:
         stats.hit_tokens += tokens
         stats.hit_blocks += order.num_copies
         stats.moved_blocks += len(order.move_to)
-        transfer = self._books.ledger.plan(order, keys, state.request.id)
+        transfer = self._books.ledger.plan(order, state.request.id)
         transfer.brings = self._brings(state, held.match)
         self._wanted[transfer.id] = transfer
         return transfer
@@ -269,10 +269,10 @@ class Loads:
         state: RequestState,
         sources: Sequence[Sources],
         table: Sequence[Sequence[BlockId]],
-    ) -> tuple[CopyOrder, list[Key]]:
+    ) -> CopyOrder:
         ledger, device = self._books.ledger, self._books.device
-        order = CopyOrder(ledger.next_id(), Direction.LOAD, [], [], [], [])
         loaded_keys: list[Key] = []
+        order = CopyOrder(ledger.next_id(), Direction.LOAD, [], [], [], [], loaded_keys)
         for keys, each, blocks in zip(state.keys, sources, table, strict=True):
             if each.stop > len(blocks):
                 raise RefusedLoadError("the engine allocated fewer blocks than it accepted")
@@ -288,4 +288,4 @@ class Loads:
         null = device.null_block
         if null is not None and (null in order.blocks or null in order.move_to):
             raise RefusedLoadError("the engine allocated a null block where a block is needed")
-        return order, loaded_keys
+        return order

@@ -38,6 +38,7 @@ from forebay.transfers import (
     Direction,
     Late,
     Ledger,
+    Outcome,
     Report,
     State,
     Transfer,
@@ -64,12 +65,14 @@ class OffloadManager:
         *,
         ranks: int = 1,
         slots: int | None = None,
+        ready: int | None = None,
         max_batched_tokens: int = 8192,
         max_requests: int = 1,
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds.
+        """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds. `ready` if
+        not all of them can be used yet: see grow().
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
         lazy stores look."""
         if ranks < 1:
@@ -86,7 +89,7 @@ class OffloadManager:
         self._books = Books(
             layout=layout,
             config=config,
-            pool=HostPool(slots, policy_class(config.eviction_policy)(slots)),
+            pool=HostPool(slots, policy_class(config.eviction_policy)(slots), ready),
             device=device,
             ledger=Ledger(ranks),
             journal=Journal(layout.bytes_per_block, events_on=events),
@@ -242,7 +245,10 @@ class OffloadManager:
             ended = self._books.ledger.report(report)
             if isinstance(ended, Late):
                 self._books.journal.ignored(report, ended)
-            elif ended is not None:
+                continue
+            if report.outcome is Outcome.MISMATCH:
+                self._books.journal.mismatch(report)
+            if ended is not None:
                 self._ends.settle(ended, outcomes)
         self._ends.enforce_deadlines(outcomes)
         return outcomes
@@ -279,6 +285,14 @@ class OffloadManager:
                 self._ends.give_up(transfer)
         books.pool.reset()
         books.journal.cleared()
+
+    def grow(self, ready: int) -> None:
+        """The first so many slots can be used by now, on every rank: never fewer than before, and at most all.
+        What was not stored for want of room is tried again in the next step."""
+        before = self.pool.ready
+        self.pool.grow(ready)
+        if before < ready:
+            self._stores.room_has_grown(self._requests.values())
 
     def take_events(self) -> list[Event]:
         self._books.note_removed()

@@ -10,6 +10,8 @@ A slot is free, cached (its key can be found) or filling: in the hands of a copy
 find, because it is still being written, or because its key was forgotten while a copy was running. Such a slot
 becomes free only when that copy has ended, so memory is never reused under it.
 
+Host memory may become usable piece by piece. Slots from 0 on are *ready*, and none beyond them is given out.
+
 Nothing is kept per slot until it is used: a pool of a million slots is a counter. The books are dicts and sets,
 kept by the batch; no method loops in Python over blocks that are simply stored, found or unpinned.
 """
@@ -39,11 +41,13 @@ class Run:
 
 
 class HostPool:
-    def __init__(self, slots: int, policy: Policy) -> None:
+    def __init__(self, slots: int, policy: Policy, ready: int | None = None) -> None:
+        """`ready`: how many of the slots may be used from the start, the others after grow(). None: all."""
         if not is_whole(slots) or slots < 1:
             raise CapacityError("slots", slots, "a whole number of at least 1")
         self._capacity = slots
         self._policy = policy
+        self._ready = 0
         self._slots: dict[Key, Slot] = {}  # every key that has a slot, cached or filling
         self._filling: set[Slot] = set()  # slots of keys that are on the way
         self._lost: set[Slot] = set()  # slots whose key was forgotten while a copy uses them
@@ -55,6 +59,7 @@ class HostPool:
         self._removed: list[Key] = []
         self.evictions = 0
         self.epoch = 0  # changes whenever keys stop being valid for a reason other than eviction
+        self.grow(slots if ready is None else ready)
 
     # --- sizes -----------------------------------------------------------------------------------
 
@@ -63,8 +68,13 @@ class HostPool:
         return self._capacity
 
     @property
+    def ready(self) -> int:
+        """Slots that may be used by now: 0 to ready - 1."""
+        return self._ready
+
+    @property
     def free(self) -> int:
-        return len(self._unused) + self._capacity - len(self._runs)
+        return len(self._unused) + self._ready - len(self._runs)
 
     @property
     def filling(self) -> int:
@@ -222,13 +232,15 @@ class HostPool:
         self._exhausted = False
         self.epoch += 1
 
-    def grow(self, capacity: int) -> None:
-        """More slots are ready. A pool never shrinks: slots with higher numbers may be in use."""
-        if capacity < self._capacity:
-            raise CapacityError("slots", capacity, f"at least the {self._capacity} there are")
-        self._capacity = capacity
-        self._policy.resize(capacity)
-        self._exhausted = False
+    def grow(self, ready: int) -> None:
+        """So many slots may be used by now. Never fewer than before: those with higher numbers may be in use."""
+        if not is_whole(ready) or not self._ready <= ready <= self._capacity:
+            allowed = f"a whole number, at least the {self._ready} there are and at most {self._capacity}"
+            raise CapacityError("ready slots", ready, allowed)
+        if ready == self._ready:
+            return
+        self._ready = ready
+        self._policy.resize(max(1, ready))  # policies know no cache without a slot
 
     def take_removed(self) -> list[Key]:
         """Keys that were evicted or forgotten one by one since the last call."""
@@ -345,15 +357,16 @@ class HostPool:
         """Raise InvariantError unless the books agree with each other and with their owners': the `pins` that
         matches and live loads hold, the slots that live stores write, wanted or not, and the keys of the wanted
         ones, which are `filling`."""
-        free = set(self._unused) | set(range(len(self._runs), self._capacity))
+        free = set(self._unused) | set(range(len(self._runs), self._ready))
         index = self.index()
         cached = set(index.values())
         busy = self._filling | self._lost
         ensure(len(free) == self.free, "a slot is free twice")
         ensure(len(cached) == len(index) == self.cached, "two keys share a slot")
         ensure(len(busy) == self.filling, "a slot is filling and lost")
-        ensure(self.free + self.filling + self.cached == self._capacity, "slots were lost or invented")
-        ensure(len(free | cached | busy) == self._capacity, "a slot is in two states")
+        ensure(self.free + self.filling + self.cached == self._ready, "slots were lost or invented")
+        ensure(len(free | cached | busy) == self._ready, "a slot is in two states")
+        ensure(max(free | cached | busy, default=-1) < self._ready, "a slot is used that is not ready")
         ensure(self._pins.counts() == pins, "a pin without a live owner, or an owner without its pin")
         ensure(free.isdisjoint(pins), "a free slot is pinned")
         ensure(busy <= pins.keys() | set(storing), "a filling slot without a copy")

@@ -72,6 +72,7 @@ class Stats:
     # What did not go as planned.
     store_failures: int = 0
     load_failures: int = 0
+    checksum_mismatches: int = 0  # reports of a rank that bytes were not those stored under their key
     loads_refused: int = 0  # the engine accepted a length that cannot be had
     recomputes: int = 0  # requests told to compute what was promised
     abandoned_transfers: int = 0

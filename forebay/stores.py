@@ -7,7 +7,7 @@ that ends: eager what is left of it, lazy only if the device might reuse it befo
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from sys import maxsize
 from typing import cast
@@ -56,6 +56,21 @@ class Stores:
             due.append((ready + 1 + patience) * group.span_tokens)
         state.next_store_tokens = min(due)
         return self._planned > planned
+
+    def room_has_grown(self, states: Iterable[RequestState]) -> None:
+        """There are more slots: requests that gave up for want of room try again in the next step. One that has
+        lost its head begins anew, if all it lacks fits: nobody is pushed out for it in turn."""
+        pool = self._books.pool
+        room = pool.free
+        for state in states:
+            if state.table and state.next_store_tokens == maxsize:
+                groups = zip(state.keys, state.table, strict=True)
+                lacks = sum(len(pool.missing(keys[: len(blocks)])) for keys, blocks in groups)
+                if lacks > room:
+                    continue
+                room -= lacks
+                state.cursors = [0] * len(state.cursors)
+            state.next_store_tokens = 0
 
     def _has_lost_its_head(self, state: RequestState, number: int) -> bool:
         """Whether the block before the next one to store has left the host: a tail is worth nothing without it."""
@@ -247,11 +262,11 @@ class Stores:
         books.device.pin(blocks)
         transfer = self._open.get(keeps_place)
         if transfer is None or transfer.state is not State.PLANNED:
-            order = CopyOrder(books.ledger.next_id(), Direction.STORE, [], [], [], [])
-            transfer = self._open[keeps_place] = books.ledger.plan(order, [])
+            order = CopyOrder(books.ledger.next_id(), Direction.STORE, [], [], [], [], [])
+            transfer = self._open[keeps_place] = books.ledger.plan(order)
             transfer.keeps_place = keeps_place
         self._planned += len(keys)
-        transfer.keys += keys
+        cast("list[Key]", transfer.order.keys).extend(keys)  # nobody was given the order yet
         transfer.order.blocks.extend(blocks)
         transfer.order.slots.extend(slots)
         return transfer

@@ -54,6 +54,11 @@ class Outcome(Enum):
 
     DONE = "done"
     FAILED = "failed"
+    MISMATCH = "mismatch"  # copied, but the bytes are not those that were stored under the key: a failure too
+
+    @property
+    def failed(self) -> bool:
+        return self is not Outcome.DONE
 
 
 class Report(NamedTuple):
@@ -67,7 +72,8 @@ class CopyOrder(NamedTuple):
 
     Columns, not a list of pairs: copiers turn them into address arrays without touching each block. Every rank
     copies its own part of every block. `slots[i]` belongs to `blocks[i]`; `move_from[i]` is copied to
-    `move_to[i]` within the device, and only loads have such moves.
+    `move_to[i]` within the device, and only loads have such moves. `keys[i]` is what `slots[i]` holds (loads) or
+    will hold (stores), for copiers that verify what they copy; an order without keys is not verified.
     """
 
     id: TransferId
@@ -76,6 +82,7 @@ class CopyOrder(NamedTuple):
     slots: list[Slot]
     move_from: list[BlockId]
     move_to: list[BlockId]
+    keys: Sequence[Key] = ()
 
     def detached(self) -> CopyOrder:
         """The same order in lists of its own. In an engine of one process the lists are the manager's."""
@@ -86,6 +93,7 @@ class CopyOrder(NamedTuple):
             list(self.slots),
             list(self.move_from),
             list(self.move_to),
+            list(self.keys),
         )
 
     @property
@@ -110,7 +118,6 @@ class Brings(NamedTuple):
 @dataclass(slots=True)
 class Transfer:
     order: CopyOrder
-    keys: list[Key]  # keys[i] is in, or on its way to, order.slots[i]
     waiting_on: set[Rank]  # ranks that have not reported
     request_id: RequestId | None = None  # loads: who waits for it; None once nobody does
     orphaned: bool = False  # loads: the request has left; the blocks it would have had are pinned
@@ -186,8 +193,8 @@ class Ledger:
         self._next_id += 1
         return TransferId(self._next_id)
 
-    def plan(self, order: CopyOrder, keys: list[Key], request_id: RequestId | None = None) -> Transfer:
-        transfer = Transfer(order, keys, set(self._ranks), request_id)
+    def plan(self, order: CopyOrder, request_id: RequestId | None = None) -> Transfer:
+        transfer = Transfer(order, set(self._ranks), request_id)
         self._live[order.id] = transfer
         return transfer
 
@@ -218,7 +225,7 @@ class Ledger:
         if report.rank not in transfer.waiting_on:
             return Late.REPEATED if report.rank in self._ranks else Late.UNKNOWN_RANK
         transfer.waiting_on.remove(report.rank)
-        transfer.failed |= report.outcome is Outcome.FAILED
+        transfer.failed |= report.outcome.failed
         if transfer.waiting_on:
             return None
         if transfer.state is State.ABANDONED:
@@ -245,7 +252,7 @@ class Ledger:
             ensure(transfer.is_live, f"transfer {transfer_id} ended but is still in the ledger")
             ensure(bool(transfer.waiting_on), f"transfer {transfer_id} waits for nobody")
             order = transfer.order
-            ensure(len(order.blocks) == len(order.slots) == len(transfer.keys), "uneven columns")
+            ensure(len(order.blocks) == len(order.slots) == len(order.keys), "uneven columns")
             ensure(len(order.move_from) == len(order.move_to), "uneven moves")
             started = transfer.submitted_at is not None
             ensure(started is (transfer.state is not State.PLANNED), "state and clock disagree")

@@ -80,6 +80,7 @@ class Desk:
         layout: KVLayout = FULL,
         *,
         slots: int = 64,
+        ready: int | None = None,
         num_blocks: int = 256,
         ranks: int = 1,
         mode: Mode = Mode.EAGER,
@@ -95,6 +96,7 @@ class Desk:
             config(slots, mode=mode, **settings),
             self.device,
             ranks=ranks,
+            ready=ready,
             max_batched_tokens=max_batched_tokens,
             events=True,
             clock=self.clock,
@@ -132,8 +134,14 @@ class Desk:
         self.check()
         return step
 
-    def report(self, *orders: CopyOrder, ranks: Sequence[int] | None = None, failed: bool = False) -> Outcomes:
-        outcome = Outcome.FAILED if failed else Outcome.DONE
+    def report(
+        self,
+        *orders: CopyOrder,
+        ranks: Sequence[int] | None = None,
+        failed: bool = False,
+        outcome: Outcome = Outcome.DONE,
+    ) -> Outcomes:
+        outcome = Outcome.FAILED if failed else outcome
         outcomes = self.manager.report(
             Report(order.id, Rank(rank), outcome)
             for order in orders

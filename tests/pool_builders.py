@@ -105,8 +105,8 @@ def order(policy: Policy) -> list[int]:
 # --- pools ------------------------------------------------------------------------------------------------
 
 
-def make_pool(name: str, slots: int) -> HostPool:
-    return HostPool(slots, make_policy(name, slots))
+def make_pool(name: str, slots: int, ready: int | None = None) -> HostPool:
+    return HostPool(slots, make_policy(name, slots), ready)
 
 
 def cache(pool: HostPool, wanted: Sequence[Key]) -> list[Slot]:

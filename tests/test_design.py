@@ -248,7 +248,7 @@ def test_every_group_keeps_its_own_progress() -> None:
 
 
 def test_stores_are_bounded_by_free_slots_and_go_on_when_there_are_some() -> None:
-    desk = Desk(slots=3)
+    desk = Desk(slots=6, ready=3)
     request = desk.request(prompt(24))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)
@@ -257,7 +257,7 @@ def test_stores_are_bounded_by_free_slots_and_go_on_when_there_are_some() -> Non
     assert desk.manager.stats.stores_without_room == 1
     desk.report(store)
     assert desk.step(Progress(request.id, 20)).stores == [], "its own head is not evicted for its tail"
-    desk.manager.pool.grow(6)
+    desk.manager.grow(6)
     [rest] = desk.step(Progress(request.id, 24)).stores
     assert rest.blocks == table[0][3:]
 
@@ -662,7 +662,12 @@ def test_one_pass_over_both_pools_bridges_gaps_in_both_directions() -> None:
     for i, block in zip((2, 3), middle, strict=True):
         desk.device.cache(block, keys[0][i])
         pool.forget([keys[0][i]], [pool.index()[keys[0][i]]])
-    assert tokens_of(desk.manager.match(desk.request(prompt(25, 1)), 0)) == 24
+    request = desk.request(prompt(25, 1))
+    assert tokens_of(desk.manager.match(request, 0)) == 24
+    assert desk.manager.allocated(request, desk.blocks_for(25), 0, 24)
+    [load] = desk.step().loads
+    assert load.keys == [*keys[0][:2], *keys[0][4:6]]
+    assert load.slots == [pool.index()[key] for key in load.keys]
 
 
 def test_bridging_never_takes_the_blocks_that_the_request_itself_needs() -> None:

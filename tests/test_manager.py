@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Progress, SlidingWindow
+from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Outcome, Progress, SlidingWindow
+from forebay.ids import BlockId
 from forebay.testing import TinyRequest
 from tests.builders import Desk, lose_device, make_engine, prompt, served, tokens_of
 
@@ -365,3 +366,170 @@ def test_lazy_stores_keep_heads_longer_than_tails_too(policy: str) -> None:
             )
         was_there |= {key for key in chain if key in pool}
     assert len(was_there) >= 10, "head and tail have been on the host"
+
+
+# --- memory that becomes usable bit by bit ----------------------------------------------------------------
+
+
+def _running(desk: Desk, tokens: int, family: int = 0) -> tuple[TinyRequest, list[list[BlockId]]]:
+    request = desk.request(prompt(tokens, family))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    return request, table
+
+
+def test_growth_wakes_a_request_that_found_no_room() -> None:
+    desk = Desk(ready=3)
+    request, table = _running(desk, 100)
+    [store] = desk.step(Progress(request.id, 80)).stores
+    assert store.slots == [0, 1, 2]
+    desk.report(store)
+    assert desk.step(Progress(request.id, 80)).stores == []
+    desk.manager.grow(64)
+    [rest] = desk.step(Progress(request.id, 80)).stores
+    assert rest.blocks == table[0][3:20]
+    desk.report(rest)
+    assert desk.step(Progress(request.id, 80)).stores == []
+
+
+def test_growth_ends_the_pools_exhaustion() -> None:
+    desk = Desk(slots=5, ready=3)
+    first, _ = _running(desk, 12)
+    [held] = desk.step(Progress(first.id, 12)).stores
+    second, table = _running(desk, 12, 1)
+    assert desk.step(Progress(second.id, 12)).stores == [], "all slots are being filled"
+    desk.manager.grow(5)
+    [store] = desk.step(Progress(second.id, 12)).stores
+    assert store.blocks == table[0][:2]
+    desk.report(held, store)
+
+
+def _losing_its_head(ready: int) -> tuple[Desk, TinyRequest, TinyRequest]:
+    """The first of two requests has lost blocks to the other, and waits with storing until it ends."""
+    desk = Desk(ready=ready)
+    first, _ = _running(desk, 44)
+    second, _ = _running(desk, 40, 1)
+    desk.report(*desk.step(Progress(first.id, 32)).stores)
+    desk.report(*desk.step(Progress(second.id, 40)).stores)
+    assert desk.step(Progress(first.id, 40)).stores == []
+    assert desk.step(Progress(first.id, 44)).stores == []
+    return desk, first, second
+
+
+def test_growth_lets_a_request_store_again_what_had_to_make_way() -> None:
+    desk, first, second = _losing_its_head(ready=10)
+    desk.manager.grow(64)
+    step = desk.step(Progress(first.id, 44), Progress(second.id, 40))
+    desk.report(*step.stores)
+    assert all(key in desk.manager.pool for each in (first, second) for key in keys_of(desk, each))
+
+
+def test_growth_by_too_little_pushes_nobody_out_again() -> None:
+    desk, first, second = _losing_its_head(ready=10)
+    before = desk.manager.pool.index()
+    desk.manager.grow(12)
+    assert desk.step(Progress(first.id, 44), Progress(second.id, 40)).stores == []
+    assert desk.manager.pool.index() == before
+
+
+def test_growth_by_nothing_wakes_nobody() -> None:
+    desk = Desk(ready=3)
+    request, _ = _running(desk, 100)
+    desk.report(*desk.step(Progress(request.id, 80)).stores)
+    tried = desk.manager.stats.stores_without_room
+    desk.manager.grow(3)
+    desk.step(Progress(request.id, 80))
+    assert desk.manager.stats.stores_without_room == tried
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_host_of_which_nothing_is_ready_is_in_nobodys_way(mode: Mode) -> None:
+    engine = make_engine(num_blocks=24, ready=0, mode=mode, max_batched_tokens=16)
+    for _ in range(3):
+        for family in range(3):
+            served(engine, prompt(40, family), 4)
+    assert engine.manager.stats.stored_blocks == engine.manager.stats.hit_tokens == 0
+    for copier in engine.copiers:
+        copier.ready = copier.slots
+    for _ in range(3):
+        for family in range(3):
+            served(engine, prompt(40, family), 4)
+    assert engine.manager.stats.hit_tokens > 0
+
+
+def test_the_least_that_the_ranks_have_ready_is_used() -> None:
+    engine = make_engine(ready=0, ranks=2)
+    engine.copiers[0].ready = 5
+    engine.copiers[1].ready = 3
+    served(engine, prompt(40))
+    assert sorted(engine.manager.pool.index().values()) == [0, 1, 2]
+
+
+# --- what orders say --------------------------------------------------------------------------------------
+
+
+def test_orders_name_the_keys_of_their_slots() -> None:
+    layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=8)), 4, 16)
+    desk = Desk(layout)
+    first = desk.request(prompt(32))
+    table = desk.compute(first)
+    desk.manager.allocated(first, table, 0, 0)
+    [store] = desk.step(Progress(first.id, 32)).stores
+    desk.report(store)
+    assert dict(zip(store.keys, store.slots, strict=True)) == desk.manager.pool.index()
+    desk.end(first, table)
+    desk.device.reset()
+    again = desk.request(prompt(33))
+    assert tokens_of(desk.manager.match(again, 0)) == 32
+    desk.manager.allocated(again, desk.blocks_for(33), 0, 32)
+    [load] = desk.step().loads
+    index = desk.manager.pool.index()
+    assert len(load.keys) == 8 + 2
+    assert [index[key] for key in load.keys] == load.slots
+
+
+def test_an_order_that_was_handed_out_does_not_change() -> None:
+    desk = Desk(slots=8)
+    first, table = _running(desk, 16)
+    [store] = desk.step(Progress(first.id, 16)).stores
+    as_it_was = store.detached()
+    second, _ = _running(desk, 16, 1)
+    [other] = desk.step(Progress(second.id, 16)).stores
+    desk.report(store)
+    desk.end(first, table)
+    desk.report(other)
+    for family in range(2, 5):
+        desk.store(prompt(16, family))  # evicts what the first order stored
+    desk.manager.reset()
+    assert store == as_it_was
+
+
+@pytest.mark.parametrize("bad", [Outcome.FAILED, Outcome.MISMATCH])
+def test_a_mismatch_is_a_failed_load_in_every_respect_and_counted(bad: Outcome) -> None:
+    desk = on_host_only(32, ranks=3)
+    request = desk.request(prompt(33))
+    desk.manager.match(request, 0)
+    desk.manager.allocated(request, desk.blocks_for(33), 0, 32)
+    [load] = desk.step().loads
+    assert desk.report(load, ranks=[0, 1], outcome=bad) == ([], [])
+    assert desk.report(load, ranks=[2]) == ([], [request.id])
+    stats, counted = desk.manager.stats, 2 if bad is Outcome.MISMATCH else 0
+    assert (stats.load_failures, stats.recomputes, stats.loaded_blocks) == (1, 1, 0)
+    assert stats.checksum_mismatches == counted
+    assert desk.manager.pool.index() == {}, "the bad keys are forgotten"
+    assert tokens_of(desk.manager.match(desk.request(prompt(33)), 0)) == 0
+    desk.report(load, ranks=[0], outcome=bad)
+    assert (stats.checksum_mismatches, stats.late_reports) == (counted, 1), "said twice, counted once"
+
+
+def test_a_mismatch_of_a_load_that_nobody_waits_for_is_counted_and_its_keys_are_forgotten() -> None:
+    desk = on_host_only(32)
+    request = desk.request(prompt(33))
+    desk.manager.match(request, 0)
+    table = desk.blocks_for(33)
+    desk.manager.allocated(request, table, 0, 32)
+    [load] = desk.step().loads
+    desk.end(request, table, 0)
+    assert desk.report(load, outcome=Outcome.MISMATCH) == ([], [])
+    assert desk.manager.stats.checksum_mismatches == 1
+    assert desk.manager.pool.index() == {}

@@ -28,6 +28,7 @@ from tests.pool_builders import (
     evict_one,
     key,
     keys,
+    make_policy,
     make_pool,
     numbers,
 )
@@ -307,25 +308,71 @@ def test_after_a_reset_the_same_chain_can_be_stored_again() -> None:
 
 
 def test_grown_pool_has_more_slots_and_keeps_what_it_has() -> None:
-    pool = _pool(2)
+    pool = make_pool("lru", 4, ready=2)
     before = cache(pool, keys(1, 2))
     pool.grow(4)
-    assert (pool.capacity, pool.free) == (4, 2)
+    assert (pool.capacity, pool.ready, pool.free) == (4, 4, 2)
     after = cache(pool, keys(3, 4))
     assert sorted(before + after) == [0, 1, 2, 3]
     check_idle(pool)
 
 
-def test_pool_does_not_shrink() -> None:
-    pool = _pool(3)
-    with pytest.raises(CapacityError, match=r"slots.*at least the 3.*2"):
-        pool.grow(2)
+@every_policy
+def test_no_slot_is_given_out_before_it_is_ready(name: str) -> None:
+    pool = make_pool(name, 6, ready=2)
+    assert (pool.capacity, pool.ready, pool.free) == (6, 2, 2)
+    assert pool.make_room(6) == 2
+    assert sorted(cache(pool, keys(1, 2))) == [0, 1]
+    check_idle(pool)
+    with pytest.raises(InvariantError, match="more slots reserved"):
+        pool.reserve(keys(3), chained=False)
     pool.grow(3)
-    assert pool.capacity == 3
+    assert pool.make_room(6, keep=set(keys(1, 2))) == 1
+    assert cache(pool, keys(3)) == [2]
+    pool.reset()
+    assert pool.make_room(6) == 3, "a reset makes nothing ready"
+    check_idle(pool)
+
+
+@every_policy
+def test_pool_with_nothing_ready_holds_and_finds_nothing(name: str) -> None:
+    pool = make_pool(name, 4, ready=0)
+    assert (pool.ready, pool.free, pool.make_room(3), pool.make_room(3)) == (0, 0, 0, 0)
+    assert pool.find_run(keys(1, 2), 0, 2) == []
+    assert list(pool.missing(keys(1, 2))) == [0, 1]
+    pool.touch(keys(1))
+    pool.reset()
+    check_idle(pool)
+    pool.grow(1)
+    assert pool.make_room(3) == 1
+    cache(pool, keys(1))
+    assert evict_one(pool) == 1
+    check_idle(pool)
+
+
+@pytest.mark.parametrize("name", ["lru", "s3fifo", "arc"])
+def test_policy_shares_out_what_is_ready(name: str) -> None:
+    policy = make_policy(name, 100)
+    pool = HostPool(100, policy, 20)
+    assert policy.capacity == 20
+    pool.grow(60)
+    assert policy.capacity == 60
+
+
+def test_pool_does_not_shrink_nor_outgrow_its_capacity() -> None:
+    pool = make_pool("lru", 5, ready=3)
+    for wrong in (2, 6, True, 4.0):
+        with pytest.raises(CapacityError, match=rf"ready slots.*at least the 3 .*at most 5, got {wrong}"):
+            pool.grow(wrong)  # type: ignore[arg-type]
+    pool.grow(3)
+    assert (pool.ready, pool.free) == (3, 3)
+    for wrong in (-1, 6):
+        with pytest.raises(CapacityError, match=f"ready slots.*got {wrong}"):
+            make_pool("lru", 5, ready=wrong)
 
 
 def test_epoch_changes_when_keys_stop_being_valid_and_not_when_they_are_evicted() -> None:
-    pool = _pool(2)
+    pool = make_pool("lru", 3, ready=2)
     slots = cache(pool, keys(1, 2))
     epoch = pool.epoch
     pool.touch(keys(1))
@@ -544,7 +591,7 @@ def _grow(pool: HostPool, slots: list[Slot]) -> None:
 def test_pool_that_was_exhausted_evicts_again_after_a_change(
     name: str, change: Callable[[HostPool, list[Slot]], None]
 ) -> None:
-    pool = make_pool(name, 2)
+    pool = make_pool(name, 3, ready=2)
     slots = cache(pool, keys(1, 2))
     pool.pin(slots)
     assert pool.make_room(1) == 0
@@ -868,6 +915,10 @@ def _spoil_count(pool: HostPool) -> None:
     pool._unused.pop()
 
 
+def _spoil_ready(pool: HostPool) -> None:
+    pool._unused[0] = Slot(5)
+
+
 def _spoil_index(pool: HostPool) -> None:
     pool._slots[key(1)] = pool._slots[key(2)]
 
@@ -918,6 +969,7 @@ def _spoil_key_without_its_run(pool: HostPool) -> None:
         _spoil_states,
         _spoil_lost,
         _spoil_count,
+        _spoil_ready,
         _spoil_index,
         _spoil_policy,
         _spoil_policy_keys,
@@ -970,10 +1022,11 @@ class _Copy:
 class _PoolMachine(RuleBasedStateMachine):
     policy_name: str
 
-    @initialize(slots=st.integers(1, 12))
-    def start(self, slots: int) -> None:
-        self.pool = make_pool(self.policy_name, slots)
-        self.capacity = slots
+    @initialize(slots=st.integers(1, 12), more=st.one_of(st.just(0), st.integers(1, 12)), none=st.booleans())
+    def start(self, slots: int, more: int, none: bool) -> None:
+        self.ready = 0 if none and more else slots
+        self.capacity = slots + more
+        self.pool = make_pool(self.policy_name, self.capacity, self.ready)
         self.cached: dict[Key, Slot] = {}
         self.filling: dict[Key, Slot] = {}
         self.lost: set[Slot] = set()  # without a key, still copied
@@ -985,7 +1038,7 @@ class _PoolMachine(RuleBasedStateMachine):
     # What the model does.
 
     def _free(self) -> int:
-        return self.capacity - len(self.cached) - len(self.filling) - len(self.lost)
+        return self.ready - len(self.cached) - len(self.filling) - len(self.lost)
 
     def _may_go(self, keep: set[Key]) -> set[Key]:
         needed = set(self.above.values()) | keep
@@ -1084,7 +1137,7 @@ class _PoolMachine(RuleBasedStateMachine):
             slots = self.pool.reserve(run, chained=chained, above=above)
             assert len(set(slots)) == len(slots) == len(run)
             assert used.isdisjoint(slots), "gave out memory that is in use"
-            assert all(0 <= slot < self.capacity for slot in slots)
+            assert all(0 <= slot < self.ready for slot in slots)
             self.filling.update(zip(run, slots, strict=True))
             if chained:
                 self.above.update(zip(run[1:], run, strict=False))
@@ -1156,8 +1209,8 @@ class _PoolMachine(RuleBasedStateMachine):
 
     @rule(more=st.integers(0, 3))
     def grow(self, more: int) -> None:
-        self.capacity += more
-        self.pool.grow(self.capacity)
+        self.ready = min(self.capacity, self.ready + more)
+        self.pool.grow(self.ready)
 
     @invariant()
     def the_books_agree(self) -> None:
@@ -1166,7 +1219,7 @@ class _PoolMachine(RuleBasedStateMachine):
         pool = self.pool
         pool.check(self.pins, self._storing(), self.filling)
         assert pool.index() == self.cached
-        assert pool.free + pool.filling + pool.cached == pool.capacity == self.capacity
+        assert pool.free + pool.filling + pool.cached == pool.ready == self.ready
         assert (pool.free, pool.pinned) == (self._free(), len(self.pins))
         for number in (15, 16, 23, 31, 40):
             path = keys(*_path(number))
@@ -1183,7 +1236,7 @@ class _PoolMachine(RuleBasedStateMachine):
             self._end(copy)
         self.the_books_agree()
         # When no copy runs, nothing holds anything any more.
-        assert self._make_room(self.capacity, set()) == self.capacity
+        assert self._make_room(self.capacity, set()) == self.ready
         check_idle(self.pool)
 
 

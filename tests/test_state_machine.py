@@ -51,6 +51,7 @@ FAULTS = st.builds(
     delay_polls=st.integers(0, 4),
     fail_nth=st.sampled_from([set(), set(), {1, 2}, {5, 7, 9}]),
     fail_chance=st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]),
+    mismatch_chance=st.sampled_from([0.0, 0.0, 0.3]),
     drop_chance=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
     duplicate=st.booleans(),
     reorder=st.booleans(),
@@ -69,6 +70,7 @@ class Traffic(RuleBasedStateMachine):
         budget=st.sampled_from([4, 8, 24, 64]),
         wait_deadline_s=st.sampled_from([0.0, 0.05, 2.0]),
         seed=st.integers(0, 2**16),
+        ready=st.sampled_from([1.0, 1.0, 0.5, 0.0]),
     )
     def start(
         self,
@@ -81,6 +83,7 @@ class Traffic(RuleBasedStateMachine):
         budget: int,
         wait_deadline_s: float,
         seed: int,
+        ready: float = 1.0,
     ) -> None:
         self.layout = LAYOUTS[layout]
         # The longest request has 48 tokens; the device holds one to four of them.
@@ -100,6 +103,7 @@ class Traffic(RuleBasedStateMachine):
             max_batched_tokens=budget,
             max_running=4,
             seed=seed,
+            ready=int(slots * ready),
         )
         self.requests: list[TinyRequest] = []
 
@@ -176,6 +180,12 @@ class Traffic(RuleBasedStateMachine):
     @rule(rank=st.integers(0, 2), faults=FAULTS)
     def break_something(self, rank: int, faults: Faults) -> None:
         self.engine.copiers[rank % len(self.engine.copiers)].faults = faults
+
+    @rule(rank=st.integers(0, 2), share=st.sampled_from([0.05, 0.3, 1.0]))
+    def more_memory(self, rank: int, share: float) -> None:
+        """More slots are ready on one rank; what all ranks have can be used in the next step."""
+        copier = self.engine.copiers[rank % len(self.engine.copiers)]
+        copier.ready = min(copier.slots, copier.ready + 1 + int(copier.slots * share))
 
     @rule()
     def repair(self) -> None:

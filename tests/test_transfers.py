@@ -47,22 +47,21 @@ def _order(number: int, direction: Direction = Direction.STORE, copies: int = 2)
         [Slot(i) for i in range(copies)],
         [],
         [],
+        keys(*range(1, copies + 1)),
     )
 
 
 def _transfer(state: State, *waiting_on: int) -> Transfer:
-    return Transfer(_order(7), keys(1, 2), set(map(Rank, waiting_on)), state=state)
+    return Transfer(_order(7), set(map(Rank, waiting_on)), state=state)
 
 
 def _plan(
     ledger: Ledger,
     direction: Direction = Direction.STORE,
     request: str | None = None,
-    copied: list[Key] | None = None,
 ) -> Transfer:
-    copied = keys(1, 2) if copied is None else copied
-    order = _order(ledger.next_id(), direction, len(copied))
-    return ledger.plan(order, copied, RequestId(request) if request is not None else None)
+    order = _order(ledger.next_id(), direction)
+    return ledger.plan(order, RequestId(request) if request is not None else None)
 
 
 def _submitted(ledger: Ledger, direction: Direction = Direction.STORE, now: float = 0.0) -> Transfer:
@@ -119,12 +118,21 @@ def test_every_state_has_its_moves_written_down() -> None:
 def test_order_counts_copies_and_moves() -> None:
     order = _order(1)._replace(move_from=[BlockId(5)], move_to=[BlockId(6)])
     assert order.num_copies == 3
-    assert Transfer(order, keys(1, 2), set()).direction is Direction.STORE
+    assert Transfer(order, set()).direction is Direction.STORE
+
+
+def test_detached_order_shares_no_list() -> None:
+    order = _order(1, Direction.LOAD)._replace(move_from=[BlockId(5)], move_to=[BlockId(6)])
+    detached = order.detached()
+    assert detached == order
+    assert len(detached.keys) == 2
+    for column, copied in zip(order[2:], detached[2:], strict=True):
+        assert column is not copied
 
 
 def test_store_pins_the_blocks_it_reads() -> None:
     for orphaned in (False, True):
-        transfer = Transfer(_order(1), keys(1, 2), set(), orphaned=orphaned)
+        transfer = Transfer(_order(1), set(), orphaned=orphaned)
         assert transfer.pinned_blocks == [100, 101]
 
 
@@ -132,7 +140,7 @@ def test_load_pins_what_it_reads_and_once_its_request_has_left_also_what_it_writ
     order = _order(1, Direction.LOAD)._replace(
         move_from=[BlockId(5), BlockId(6)], move_to=[BlockId(7), BlockId(8)]
     )
-    transfer = Transfer(order, keys(1, 2), set())
+    transfer = Transfer(order, set())
     assert transfer.pinned_blocks == [5, 6], "the others belong to the request that waits"
     transfer.orphaned = True
     assert sorted(transfer.pinned_blocks) == [5, 6, 7, 8, 100, 101]
@@ -434,7 +442,7 @@ def _other_id(transfer: Transfer) -> None:
 
 
 def _key_too_many(transfer: Transfer) -> None:
-    transfer.keys.append(transfer.keys[0])
+    transfer.order = transfer.order._replace(keys=keys(1, 2, 3))
 
 
 def _slot_missing(transfer: Transfer) -> None:

@@ -44,7 +44,12 @@ class WatchedEngine(TinyEngine):
     def check(self) -> None:
         super().check()
         self.router.hear(self.manager.take_events())
-        assert self.router.keys == set(self.manager.pool.index())
+        pool = self.manager.pool
+        assert self.router.keys == set(pool.index())
+        assert pool.free + pool.filling + pool.cached == pool.ready
+        assert not any(copier.mismatched for copier in self.copiers), (
+            "an order names other keys than its slots hold"
+        )
 
     def _watched_match(self, request: Request, device_tokens: int) -> Answer:
         assert isinstance(request, TinyRequest)

@@ -54,7 +54,7 @@ MUTANTS = [
     ("ends.py", "transfer.orphaned = True", "pass", "and never unpins them"),
     ("ends.py", "elif transfer.state is State.FAILED:", "elif False:", "a failed store keeps its slots"),
     ("transfers.py", "transfer.waiting_on.remove(report.rank)", "transfer.waiting_on.clear()", "one rank speaks for all"),
-    ("transfers.py", "transfer.failed |= report.outcome is Outcome.FAILED", "transfer.failed = report.outcome is Outcome.FAILED", "the last rank decides"),
+    ("transfers.py", "transfer.failed |= report.outcome.failed", "transfer.failed = report.outcome.failed", "the last rank decides"),
     ("manager.py", "self._stores.flush(state, confirmed_tokens)", "pass", "nothing is flushed at the end"),
     ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
     ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),

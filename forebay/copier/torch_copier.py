@@ -86,6 +86,11 @@ class TorchCopier:
         return self._arena.slots
 
     @property
+    def ready(self) -> int:
+        """All of them: plain memory can be used as soon as it was asked for."""
+        return self._arena.slots
+
+    @property
     def bytes_per_block(self) -> int:
         """What the regions hold of a block: the padding of the engine's pages is not copied."""
         return self._arena.bytes_per_block

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from sys import maxsize
 
-from forebay.ids import Rank, TransferId
+from forebay.errors import ensure
+from forebay.ids import Key, Rank, Slot, TransferId
 from forebay.transfers import CopyOrder, Direction, Outcome, Report
 
 
@@ -36,6 +38,8 @@ class Faults:
     fail_nth: set[int] = field(default_factory=set)
     """The Nth order from the copier's start (1, 2, …) fails and leaves garbage behind."""
     fail_chance: float = 0.0
+    mismatch_chance: float = 0.0
+    """Loads find other bytes in their slots than were stored there, and say so."""
     drop_chance: float = 0.0
     """The bytes move, but nobody is told."""
     duplicate: bool = False
@@ -60,10 +64,14 @@ class ByteCopier:
     arrive, and a test that compares bytes sees it.
     """
 
-    def __init__(self, rank: Rank, device: Memory, host: Memory, rng: Random) -> None:
+    def __init__(self, rank: Rank, device: Memory, host: Memory, rng: Random, slots: int = maxsize) -> None:
         self.rank = rank
         self.faults = Faults()
         self.device, self.host = device, host
+        self.slots = slots
+        self.ready = slots  # set it lower, and raise it, to be memory that becomes usable bit by bit
+        self.mismatched: list[TransferId] = []  # not by a fault: a slot did not hold what the order said
+        self._stored: dict[Slot, Key] = {}
         self.reports_dropped: list[Report] = []
         self.failed: list[TransferId] = []
         self._rng = rng
@@ -75,6 +83,7 @@ class ByteCopier:
         return len(self._jobs)
 
     def submit(self, order: CopyOrder) -> None:
+        ensure(max(order.slots, default=-1) < self.ready, f"transfer {order.id} names a slot that is not ready")
         self._submitted += 1
         # Orders travel between processes in a real engine: nothing that happens to the caller's lists may matter.
         self._jobs.append(_Job(order.detached(), self._submitted, self.faults.delay_polls))
@@ -110,10 +119,11 @@ class ByteCopier:
         order = job.order
         faults = self.faults if self.faults.only in (None, order.direction) else Faults()
         fails = job.number in faults.fail_nth or self._rng.random() < faults.fail_chance
-        self._copy(order, garble=fails)
-        if fails:
+        outcome = Outcome.FAILED if fails else self._verify(order, faults)
+        self._copy(order, garble=outcome.failed)
+        if outcome.failed:
             self.failed.append(order.id)
-        report = Report(order.id, self.rank, Outcome.FAILED if fails else Outcome.DONE)
+        report = Report(order.id, self.rank, outcome)
         if self._rng.random() < faults.drop_chance:
             self.reports_dropped.append(report)
             return []
@@ -124,6 +134,16 @@ class ByteCopier:
             reports.append(Report(TransferId(order.id + 1_000_000), self.rank, Outcome.DONE))
             reports.append(Report(order.id, Rank(self.rank + 1_000), Outcome.FAILED))
         return reports
+
+    def _verify(self, order: CopyOrder, faults: Faults) -> Outcome:
+        if order.direction is Direction.STORE:
+            self._stored.update(zip(order.slots, order.keys, strict=False))
+            return Outcome.DONE
+        if any(self._stored.get(slot) != key for slot, key in zip(order.slots, order.keys, strict=False)):
+            self.mismatched.append(order.id)
+            return Outcome.MISMATCH
+        chance = faults.mismatch_chance  # not drawn for without it: seeds go on meaning what they meant
+        return Outcome.MISMATCH if chance and self._rng.random() < chance else Outcome.DONE
 
     def _copy(self, order: CopyOrder, *, garble: bool) -> None:
         device, host = self.device, self.host

@@ -34,6 +34,7 @@ class TinyEngine:
         *,
         num_blocks: int,
         slots: int | None = None,
+        ready: int | None = None,
         ranks: int = 1,
         max_batched_tokens: int = 64,
         max_running: int = 8,
@@ -44,19 +45,24 @@ class TinyEngine:
         self.clock = ManualClock()
         self.device = TinyDevicePool(num_blocks)
         rng = self._rng = Random(seed)
-        size = layout.bytes_per_block
-        self.copiers = [ByteCopier(Rank(rank), Memory(size), Memory(size), rng) for rank in range(ranks)]
         self.manager = OffloadManager(
             layout,
             config,
             self.device,
             ranks=ranks,
             slots=slots,
+            ready=ready,
             max_batched_tokens=max_batched_tokens,
             max_requests=max_running,
             events=events,
             clock=self.clock,
         )
+        size, pool = layout.bytes_per_block, self.manager.pool
+        self.copiers = [
+            ByteCopier(Rank(rank), Memory(size), Memory(size), rng, pool.capacity) for rank in range(ranks)
+        ]
+        for copier in self.copiers:
+            copier.ready = pool.ready
         self.max_batched_tokens = max_batched_tokens
         self.max_running = max_running
         self.waiting: deque[TinyRequest] = deque()
@@ -126,6 +132,7 @@ class TinyEngine:
     # --- one step ------------------------------------------------------------------------------------
 
     def step(self) -> None:
+        self.manager.grow(min(copier.ready for copier in self.copiers))
         self._schedule()
         orders = self.manager.step(
             [Progress(each.id, each.computed, self._take_new_blocks(each)) for each in self.running]

@@ -80,6 +80,10 @@ class SimpleCPUOffloadWorkerMetadata(KVConnectorWorkerMetadata):
     completed_load_events: dict[int, int] = field(default_factory=dict)
     failed_events: dict[int, int] = field(default_factory=dict)
     """Of both directions. Not counted among the completed."""
+    mismatched_events: dict[int, int] = field(default_factory=dict)
+    """Loads whose bytes were not those that were stored. Not counted among the failed."""
+    ready: dict[int, int] = field(default_factory=dict)
+    """By rank: how many of its slots can be used by now, if that has changed."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> SimpleCPUOffloadWorkerMetadata:
         if not isinstance(other, SimpleCPUOffloadWorkerMetadata):
@@ -88,6 +92,9 @@ class SimpleCPUOffloadWorkerMetadata(KVConnectorWorkerMetadata):
             _added(self.completed_store_events, other.completed_store_events),
             _added(self.completed_load_events, other.completed_load_events),
             _added(self.failed_events, other.failed_events),
+            _added(self.mismatched_events, other.mismatched_events),
+            # Of several steps of one rank the last one counts, and slots only become more.
+            dict(Counter(self.ready) | Counter(other.ready)),
         )
 
 
@@ -103,3 +110,6 @@ class RankSlots(KVConnectorHandshakeMetadata):
     """What the memory given to this rank holds of its own layers."""
     num_blocks: int
     """Blocks on its device. Block numbers mean the same on every rank, or nothing can be copied."""
+    ready: int
+    """How many of the slots can be used by now. The rank tells when they become more."""
+    rank: int

@@ -42,6 +42,8 @@ class NothingToCopy:
     """The copier of a rank without KV caches, such as a pipeline stage without attention: it has nothing to add to
     any transfer, and says so."""
 
+    slots = ready = 0
+
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._reports: list[Report] = []
@@ -80,6 +82,7 @@ class SimpleCPUOffloadWorker:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._meta = SimpleCPUOffloadWorkerMetadata({})
+        self._ready_told: int | None = None  # None: not asked yet, so all slots are counted on
 
     # --- before the first step ----------------------------------------------------------------------
 
@@ -108,7 +111,8 @@ class SimpleCPUOffloadWorker:
     def handshake(self) -> RankSlots | None:
         if self.kv_cache_config is None or not self._has_caches:
             return None
-        return RankSlots(self.num_cpu_blocks, self.kv_cache_config.num_blocks)
+        self._ready_told = self._copier.ready
+        return RankSlots(self.num_cpu_blocks, self.kv_cache_config.num_blocks, self._ready_told, self._rank)
 
     @property
     def _has_caches(self) -> bool:
@@ -155,6 +159,9 @@ class SimpleCPUOffloadWorker:
 
     def build_connector_worker_meta(self) -> SimpleCPUOffloadWorkerMetadata | None:
         meta, self._meta = self._meta, SimpleCPUOffloadWorkerMetadata({})
+        ready = self._copier.ready
+        if self._ready_told not in (None, ready):
+            self._ready_told = meta.ready[self._rank] = ready
         return meta if meta != self._meta else None
 
     def shutdown(self) -> None:
@@ -185,10 +192,12 @@ class SimpleCPUOffloadWorker:
     def _poll(self) -> None:
         for transfer_id, _, outcome in self._copier.poll():
             load = self._loads.get(transfer_id)
-            failed = outcome is Outcome.FAILED
+            failed = outcome.failed
             if load is not None and failed and self._tries_again(load):
                 continue
-            if failed:
+            if outcome is Outcome.MISMATCH:
+                self._meta.mismatched_events[transfer_id] = 1
+            elif failed:
                 self._meta.failed_events[transfer_id] = 1
             elif load is None:
                 self._meta.completed_store_events[transfer_id] = 1

@@ -208,7 +208,7 @@ def watched(engine: Engine) -> Iterator[Traffic]:
         said = output.kv_connector_worker_meta
         if said is not None:
             traffic.done += Counter(said.completed_store_events) + Counter(said.completed_load_events)
-            traffic.failed += Counter(said.failed_events)
+            traffic.failed += Counter(said.failed_events) + Counter(said.mismatched_events)
         update(output)
 
     with (

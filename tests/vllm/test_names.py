@@ -20,7 +20,10 @@ VLLM = {
 OTHER_SIGNATURE = {
     ("SimpleCPUOffloadScheduler", "__init__"): "block sizes are found if not given, by keyword; no disk; settings",
     ("SimpleCPUOffloadMetadata", "__init__"): "made of transfers; vLLM's fields are views of them",
-    ("SimpleCPUOffloadWorkerMetadata", "__init__"): "also counts loads and failures",
+    (
+        "SimpleCPUOffloadWorkerMetadata",
+        "__init__",
+    ): "also counts loads, failures, mismatches, ready slots",
     ("SimpleCPUOffloadWorker", "__init__"): "no disk; faults can be injected",
 }
 LEFT_OUT = {
@@ -88,6 +91,10 @@ def test_counts_of_ranks_add_up() -> None:
     _, kind = _classes("SimpleCPUOffloadWorkerMetadata")
     one, other = kind({1: 1, 2: 1}), kind({2: 1, 3: 1}, {7: 1}, {8: 1})
     assert one.aggregate(other) == kind({1: 1, 2: 2, 3: 1}, {7: 1}, {8: 1})
+    first = kind({}, mismatched_events={4: 1, 5: 1}, ready={0: 7, 1: 9})
+    later = kind({}, mismatched_events={5: 2}, ready={0: 8, 1: 3, 2: 1})
+    both = kind({}, mismatched_events={4: 1, 5: 3}, ready={0: 8, 1: 9, 2: 1})
+    assert first.aggregate(later) == later.aggregate(first) == both
     assert one == kind({1: 1, 2: 1})
     with pytest.raises(TypeError, match="expected SimpleCPUOffloadWorkerMetadata, got str"):
         one.aggregate("two")

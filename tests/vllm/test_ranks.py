@@ -138,7 +138,7 @@ class TestTensorParallelLlama(OneOfThem, RoundTrip):
         from forebay.errors import LayoutError
         from forebay.vllm.metadata import RankSlots
 
-        said = {(0, 0): RankSlots(8, 128), (0, 1): RankSlots(8, 127)}
+        said = {(0, 0): RankSlots(8, 128, 8, 0), (0, 1): RankSlots(8, 127, 8, 1)}
         with pytest.raises(LayoutError, match=r"^device blocks of a rank: expected 128, as .* has, got 127$"):
             engine.connector.set_xfer_handshake_metadata_pp_aware(said)
         self.check_slots(engine)
@@ -200,7 +200,7 @@ def test_an_engine_does_not_start_with_a_rank_that_has_other_blocks(monkeypatch:
     from forebay.vllm import SimpleCPUOffloadWorker
     from forebay.vllm.metadata import RankSlots
 
-    monkeypatch.setattr(SimpleCPUOffloadWorker, "handshake", lambda rank: RankSlots(rank.num_cpu_blocks, 129))
+    monkeypatch.setattr(SimpleCPUOffloadWorker, "handshake", lambda _: RankSlots(8, 129, 8, 0))
     with pytest.raises(LayoutError, match=r"^device blocks of a rank: expected 128, as .* has, got 129$"):
         Engine(LLAMA, EAGER)
 

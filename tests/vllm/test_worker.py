@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.ids import BlockId, RequestId, Slot, TransferId
-from forebay.transfers import CopyOrder, Direction
+from forebay.transfers import CopyOrder, Direction, Outcome, Report
 from tests.vllm.driving import full, kv_cache_config, mamba, vllm_config, window
 
 BLOCKS, SLOTS = 16, 8
@@ -30,7 +30,8 @@ class Rank:
             vllm_config(), config, SLOTS * 1024, faults=InjectedFaults(**faults) if faults else None
         )
         self.worker.register_kv_caches({"layer0": self.cache} if caches is None else caches)
-        self.ended: dict[str, dict[int, int]] = {"stores": {}, "loads": {}, "failed": {}}
+        self.ended: dict[str, dict[int, int]] = {"stores": {}, "loads": {}, "failed": {}, "mismatched": {}}
+        self.ready_said: list[dict[int, int]] = []
 
     def step(
         self, *loads: CopyOrder, stores: tuple[CopyOrder, ...] = (), verdicts: Any = ()
@@ -49,6 +50,8 @@ class Rank:
             self.ended["stores"] |= meta.completed_store_events
             self.ended["loads"] |= meta.completed_load_events
             self.ended["failed"] |= meta.failed_events
+            self.ended["mismatched"] |= meta.mismatched_events
+            self.ready_said += [meta.ready] if meta.ready else []
         return results.finished_recving, results.failed_recving
 
     def until(self, *transfers: int) -> tuple[set[str], set[str]]:
@@ -97,7 +100,7 @@ def test_bytes_go_there_and_back(rank: Rank) -> None:
     assert rank.step(_load(2, [6, 2], [0, 7])) in [(set(), set()), ({"of 2"}, set())]
     rank.until(2)
     assert rank.cache[[6, 2]].equal(before)
-    assert rank.ended == {"stores": {1: 1}, "loads": {2: 1}, "failed": {}}
+    assert rank.ended == {"stores": {1: 1}, "loads": {2: 1}, "failed": {}, "mismatched": {}}
 
 
 def test_a_verdict_on_an_open_load_is_told_once_and_the_load_is_still_reported() -> None:
@@ -132,6 +135,51 @@ def test_a_failed_load_is_told_as_finished_and_failed_at_once() -> None:
     rank.worker.shutdown()
 
 
+class Spoiled:
+    """A copier whose loads find other bytes than were stored, and whose slots become ready bit by bit."""
+
+    slots, ready = SLOTS, 2
+
+    def __init__(self) -> None:
+        self.orders: list[CopyOrder] = []
+
+    def submit(self, order: CopyOrder) -> None:
+        self.orders.append(order)
+
+    def poll(self) -> list[Report]:
+        ended, self.orders = self.orders, []
+        return [Report(order.id, 0, Outcome.MISMATCH) for order in ended]  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_load_of_other_bytes_is_told_as_failed_and_reported_as_a_mismatch(rank: Rank) -> None:
+    rank.worker._copier = Spoiled()
+    assert rank.step(_load(1, [1], [0])) == ({"of 1"}, {"of 1"})
+    assert rank.ended == {"stores": {}, "loads": {}, "failed": {}, "mismatched": {1: 1}}
+
+
+def test_a_rank_says_how_many_slots_are_ready_once_they_have_become_more(rank: Rank) -> None:
+    said = rank.worker.handshake()
+    assert (said.slots, said.ready, said.rank) == (SLOTS, SLOTS, 0)
+    rank.step()
+    rank.worker._copier = copier = Spoiled()
+    assert rank.worker.handshake().ready == 2
+    rank.step()
+    assert rank.ready_said == []
+    for copier.ready in (4, 4, 8):
+        rank.step()
+    rank.step()
+    assert rank.ready_said == [{0: 4}, {0: 8}]
+
+
+def test_a_rank_that_was_not_asked_at_the_start_says_nothing_of_slots(rank: Rank) -> None:
+    rank.worker._copier = Spoiled()
+    rank.step()
+    assert rank.ready_said == []
+
+
 def test_before_030_failures_are_told_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.vllm import compat
 
@@ -154,7 +202,7 @@ def test_where_vllm_cannot_take_a_load_back_it_is_tried_again(monkeypatch: pytes
     first = rank.step(_load(1, [1], [0]))
     told = first[0] | rank.until(1)[0]
     assert told == {"of 1"}
-    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}}
+    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}, "mismatched": {}}
     rank.worker.shutdown()
 
 
@@ -169,7 +217,7 @@ def test_nor_where_the_bad_blocks_are_all_that_was_loaded(monkeypatch: pytest.Mo
     told = first[0] | rank.until(1)[0]
     assert told == {"of 1"}
     assert rank.worker.get_block_ids_with_load_errors() == set()
-    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}}
+    assert rank.ended == {"stores": {}, "loads": {1: 1}, "failed": {}, "mismatched": {}}
     rank.worker.shutdown()
 
 
@@ -200,7 +248,7 @@ def test_a_rank_without_caches_has_nothing_to_add_and_says_so() -> None:
     rank = Rank(caches={})
     assert rank.worker.handshake() is None
     assert rank.step(_load(1, [1], [0]), stores=(_store(2, [3], [7]),)) == ({"of 1"}, set())
-    assert rank.ended == {"stores": {2: 1}, "loads": {1: 1}, "failed": {}}
+    assert rank.ended == {"stores": {2: 1}, "loads": {1: 1}, "failed": {}, "mismatched": {}}
     assert rank.step(verdicts=[_verdict(None, failed=True, request="b")]) == ({"b"}, {"b"})
     rank.worker.shutdown()
 
