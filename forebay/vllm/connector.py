@@ -158,7 +158,8 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         for said in ranks:
             if said.num_blocks != blocks:
                 raise LayoutError("device blocks of a rank", said.num_blocks, f"{blocks}, as the scheduler has")
-        self.scheduler_manager.agree_on_slots([said.slots for said in ranks])
+        ready = {said.rank: said.ready for said in ranks}
+        self.scheduler_manager.agree_on_slots([said.slots for said in ranks], ready)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self.scheduler_manager is None:

@@ -7,7 +7,7 @@ a reset, an abort), it sends a Verdict with the next step, and every rank repeat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -50,7 +50,7 @@ class CpuBlockPool:
 
     def get_num_free_blocks(self) -> int:
         """Slots that could be taken now: empty ones, and cached ones that nobody uses."""
-        return self._pool.capacity - self._pool.pinned - self._pool.filling
+        return self._pool.ready - self._pool.pinned - self._pool.filling
 
 
 class SimpleCPUOffloadScheduler:
@@ -98,6 +98,7 @@ class SimpleCPUOffloadScheduler:
         events = vllm_config.kv_events_config
         self._events_on = bool(events is not None and events.enable_kv_cache_events)
         self._gpu_block_pool: BlockPool | None = None
+        self._ready: dict[int, int] = {}  # by rank that has said so: slots that can be used by now
         self._set_slots(slots)
 
     def _set_slots(self, slots: int) -> None:
@@ -135,6 +136,7 @@ class SimpleCPUOffloadScheduler:
             self._device,
             ranks=self._ranks,
             slots=self.num_cpu_blocks,
+            ready=self._num_ready(),
             max_batched_tokens=self.vllm_config.scheduler_config.max_num_batched_tokens,
             max_requests=self.vllm_config.scheduler_config.max_num_seqs,
             events=self._events_on,
@@ -150,12 +152,27 @@ class SimpleCPUOffloadScheduler:
         self._planned: Step | None = None
         self._reported = False
 
-    def agree_on_slots(self, slots_of_ranks: Sequence[int]) -> None:
-        """Every rank has said how many slots its own layers leave room for: the least is what all have."""
+    def agree_on_slots(
+        self, slots_of_ranks: Sequence[int], ready_of_ranks: Mapping[int, int] | None = None
+    ) -> None:
+        """Every rank has said how many slots its own layers leave room for, and how many of them can be used by
+        now: the least is what all have."""
         slots = min(slots_of_ranks)
+        self._ready = dict(ready_of_ranks or {})
         if slots != self.num_cpu_blocks:
             logger.info("forebay: %d slots, as many as every rank has (%s)", slots, slots_of_ranks)
+        if slots != self.num_cpu_blocks or self._num_ready() < slots:
             self._set_slots(slots)
+
+    def _num_ready(self) -> int:
+        """Slots that every rank can use by now: all, if no rank has ever said anything else."""
+        return min([self.num_cpu_blocks, *self._ready.values()])
+
+    def _hear_of_slots(self, ready_of_ranks: Mapping[int, int]) -> None:
+        for rank, ready in ready_of_ranks.items():
+            if rank in self._ready:  # or it was not asked at the start, and all of its slots were counted on
+                self._ready[rank] = max(self._ready[rank], ready)
+        self.manager.grow(self._num_ready())
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -277,6 +294,10 @@ class SimpleCPUOffloadScheduler:
                     reports += self._reports(TransferId(event), ranks, Outcome.DONE)
             for event, ranks in meta.failed_events.items():
                 reports += self._reports(TransferId(event), ranks, Outcome.FAILED)
+            for event, ranks in meta.mismatched_events.items():
+                reports += self._reports(TransferId(event), ranks, Outcome.MISMATCH)
+            if meta.ready:
+                self._hear_of_slots(meta.ready)
         finished: set[RequestId] = connector_output.finished_recving or set()
         failed = getattr(connector_output, "failed_recving", None) or ()
         for request_id in finished:
@@ -290,7 +311,7 @@ class SimpleCPUOffloadScheduler:
 
     def _reports(self, transfer_id: TransferId, ranks: int, outcome: Outcome) -> Iterator[Report]:
         """So many ranks have reported a transfer. Which ones does not matter: each reports it once."""
-        if outcome is Outcome.FAILED:
+        if outcome.failed:
             self._failed_on_a_rank.add(transfer_id)
         for _ in range(ranks):
             left = self._ranks_left.get(transfer_id, self._ranks)

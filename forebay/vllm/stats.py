@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from forebay.manager import OffloadManager
 from forebay.stats import Histogram
 
-_GAUGES = frozenset({"slots", "slots_free", "slots_filling", "slots_cached", "slots_pinned"})
+_GAUGES = frozenset({"slots", "slots_ready", "slots_free", "slots_filling", "slots_cached", "slots_pinned"})
 
 
 @dataclass
@@ -48,6 +48,7 @@ class StatsTaker:
             pool = manager.pool
             data |= {
                 "slots": pool.capacity,
+                "slots_ready": pool.ready,
                 "slots_free": pool.free,
                 "slots_filling": pool.filling,
                 "slots_cached": pool.cached,

@@ -253,16 +253,16 @@ class Loading:
         self.hand.admit(self.request, 8 * BLOCK)
         [self.load] = self.hand.step().loads
 
-    def ranks_say(self, *, finished: bool = True, done: int = 0, failed: int = 0) -> set[str]:
+    def ranks_say(self, *, finished: bool = True, done: int = 0, failed: int = 0, mismatched: int = 0) -> set[str]:
         """A step's result: who the engine is about to hear of, once the scheduler has seen it."""
         from vllm.v1.outputs import KVConnectorOutput
 
         from forebay.vllm import SimpleCPUOffloadWorkerMetadata
 
-        events = {self.load.id: done} if done else {}, {self.load.id: failed} if failed else {}
+        events = [{self.load.id: ranks} if ranks else {} for ranks in (done, failed, mismatched)]
         output = KVConnectorOutput(
             finished_recving={self.request.request_id} if finished else set(),
-            failed_recving={self.request.request_id} if finished and failed else set(),
+            failed_recving={self.request.request_id} if finished and failed + mismatched else set(),
             kv_connector_worker_meta=SimpleCPUOffloadWorkerMetadata({}, *events),
         )
         self.scheduler.update_connector_output(output)
@@ -291,6 +291,17 @@ def test_a_load_that_fails_on_a_rank_needs_no_verdict_and_is_not_offered_again()
     assert loading.scheduler.get_num_new_matched_tokens(other, 0) == (0, False), (
         "the bad bytes are offered to others"
     )
+
+
+def test_a_load_of_other_bytes_than_were_stored_is_a_failed_one_and_counted() -> None:
+    loading = Loading()
+    assert loading.ranks_say(mismatched=1) == {"loads"}
+    assert loading.verdicts() == []
+    assert loading.scheduler.manager.stats.checksum_mismatches == 1
+    assert loading.scheduler.get_num_new_matched_tokens(loading.request, 0) == (0, False)
+    assert loading.scheduler.get_stats().data["checksum_mismatches"] == 1
+    other = loading.hand.request("other", range(9 * BLOCK))
+    assert loading.scheduler.get_num_new_matched_tokens(other, 0) == (0, False)
 
 
 def test_a_load_past_its_deadline_is_failed_by_a_verdict() -> None:
@@ -436,3 +447,46 @@ def test_the_least_that_every_rank_has_is_what_all_use() -> None:
     assert hand.scheduler.num_cpu_blocks == hand.scheduler.cpu_kv_cache_config.num_blocks == 40
     assert hand.scheduler.cpu_block_pool.get_num_free_blocks() == 40
     assert hand.step().slots == 40
+
+
+def _ranks_have_ready(hand: Hand, ready: dict[int, int]) -> None:
+    from vllm.v1.outputs import KVConnectorOutput
+
+    from forebay.vllm import SimpleCPUOffloadWorkerMetadata
+
+    meta = SimpleCPUOffloadWorkerMetadata({}, ready=ready)
+    hand.scheduler.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=meta))
+
+
+def test_slots_are_used_once_every_rank_has_them_ready() -> None:
+    hand = Hand("forebay", [full()])
+    hand.scheduler.agree_on_slots([64, 40, 64], {0: 64, 2: 3, 3: 8})  # rank 1 has no caches
+    pool = hand.scheduler.manager.pool
+    assert (pool.capacity, pool.ready) == (40, 3)
+    assert hand.scheduler.cpu_block_pool.get_num_free_blocks() == 3
+    request = hand.request("a", range(10 * BLOCK))
+    hand.admit(request)
+    stores = hand.step(request)
+    assert stores.store_cpu_blocks == [0, 1, 2]
+    hand.stored(stores)
+    for said, ready in [({2: 8}, 8), ({0: 64}, 8), ({3: 64}, 8), ({2: 64, 3: 64}, 40), ({2: 4}, 40)]:
+        _ranks_have_ready(hand, said)
+        assert pool.ready == ready
+    assert hand.step(request).store_cpu_blocks == list(range(3, 10))
+    assert hand.scheduler.get_stats().data["slots_ready"] == 40
+
+
+def test_slots_of_ranks_that_nobody_asked_at_the_start_are_all_ready() -> None:
+    hand = Hand("forebay", [full()])
+    slots = hand.scheduler.manager.pool.capacity
+    _ranks_have_ready(hand, {0: 3})
+    assert hand.scheduler.manager.pool.ready == slots
+
+
+def test_what_is_ready_is_known_whichever_comes_first_the_ranks_or_the_device() -> None:
+    hand = Hand("forebay", [full()])
+    slots = hand.scheduler.num_cpu_blocks
+    hand.scheduler.agree_on_slots([slots], {0: 5})
+    assert hand.scheduler.manager.pool.ready == 5
+    hand.scheduler.bind_gpu_block_pool(hand.pool)
+    assert hand.scheduler.manager.pool.ready == 5
