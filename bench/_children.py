@@ -17,12 +17,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 40
-TIDY_UP_S = 20.0
 SHARED = Path("/dev/shm")
 OURS = re.compile(r"vllm|lmcache|forebay", re.IGNORECASE)  # names under which engines keep shared memory
 
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|SystemExit): .+)")
-_SAYS_LITTLE = ("Engine core initialization failed", "EngineDeadError", "EngineGenerateError", "CancelledError")
+_SAYS_LITTLE = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "CancelledError",
+)
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,13 @@ def run_child(
     environment: Mapping[str, str],
     on_stage: Callable[[str, float], None] = lambda stage, seconds: None,
 ) -> End:
-    """Run `script SPEC RECORD`. The child writes its record again whenever its "stage" changes (see write_record),
-    and is right if it got as far as "complete"."""
+    """Run `script SPEC RECORD`. The child writes its record again whenever its "stage" changes (see write_record).
+    Once that says "complete" nothing can go wrong any more, and the child is killed like one that is late."""
     folder.mkdir(parents=True, exist_ok=True)
     spec_file, record_file, log_file = (folder / name for name in ("spec.json", "record.json", "log.txt"))
     spec_file.write_text(json.dumps(spec))
     record_file.unlink(missing_ok=True)
-    path = os.pathsep.join(filter(None, [str(ROOT), str(script.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     shared = shared_files()
     started = time.monotonic()
     with log_file.open("wb") as log:
@@ -62,7 +67,7 @@ def run_child(
             start_new_session=True,
             env={**os.environ, **environment, "PYTHONPATH": path},
         )
-    stage, late, limit = "", False, started + limit_s
+    stage, late = "", False
     try:
         while child.poll() is None and not late:
             with suppress(subprocess.TimeoutExpired):
@@ -72,9 +77,9 @@ def run_child(
             if now != stage:
                 stage = now
                 on_stage(stage, time.monotonic() - started)
-                if record.get("complete"):  # all that is left is to tidy up
-                    limit = min(limit, time.monotonic() + TIDY_UP_S)
-            late = time.monotonic() > limit
+            if record.get("complete"):
+                break  # all that is left is to tidy up, which end_group() does faster
+            late = time.monotonic() - started > limit_s
     finally:
         end_group(child.pid)
         code = child.wait()

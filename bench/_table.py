@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-"""One run of one engine: engine, label, kind (none, peer, forebay), problem, and what its process has recorded."""
+"""One run of one engine: engine, label, kind (of KINDS), problem, and what its process has recorded."""
+
+KINDS = ("cold", "none", "peer", "forebay")
 
 DOCUMENTS_REPEAT_S = 0.40
 DOCUMENTS_FIRST = 1.01
@@ -48,9 +50,14 @@ def measures(row: Row) -> dict[str, float | None]:
         found |= {f"chat turn {turn}": each["seconds"], f"chat cached {turn}": each["share_cached"]}
     later = [each["seconds"] for each in chat[1:]]
     found["chat later"] = sum(later) if later else None
-    for workload in ("documents", "chat", "miss", "fits"):
-        ttft = [value for each in phases(row, workload) for value in each["ttft_s"]]
-        token = [value for each in phases(row, workload) for value in each["token_s"]]
+    for workload, of in (
+        ("documents repeat", documents[1:]),
+        ("chat later", chat[1:]),
+        ("miss", phases(row, "miss")),
+        ("fits", phases(row, "fits")),
+    ):
+        ttft = [value for each in of for value in each["ttft_s"]]
+        token = [value for each in of for value in each["token_s"]]
         found |= {
             f"{workload} ttft p50": percentile(ttft, 50),
             f"{workload} ttft p99": percentile(ttft, 99),
@@ -86,7 +93,7 @@ class Column:
 
 def columns(rows: Iterable[Row]) -> list[Column]:
     by_engine: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: KINDS.index(row["kind"])):
         if row["kind"] != "cold":
             by_engine.setdefault(row["engine"], []).append(row)
     result = []
@@ -122,16 +129,17 @@ LINES: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("documents first", seconds),
     ("documents repeat", seconds),
     ("documents cached", share),
-    ("documents ttft p50", milliseconds),
-    ("documents ttft p99", milliseconds),
+    ("documents repeat ttft p50", milliseconds),
+    ("documents repeat ttft p99", milliseconds),
     ("chat turn 1", seconds),
     ("chat turn 2", seconds),
     ("chat turn 3", seconds),
     ("chat cached 2", share),
     ("chat cached 3", share),
-    ("chat ttft p50", milliseconds),
-    ("chat ttft p99", milliseconds),
-    ("chat per token p50", milliseconds),
+    ("chat later", seconds),
+    ("chat later ttft p50", milliseconds),
+    ("chat later ttft p99", milliseconds),
+    ("chat later per token p50", milliseconds),
     ("miss", seconds),
     ("miss spread", lambda value: f"{value:.1%}"),
     ("miss tokens/s", lambda value: f"{value:,.0f}"),
@@ -154,12 +162,12 @@ LINES: tuple[tuple[str, Callable[[float], str]], ...] = (
 def table(every: list[Column]) -> list[str]:
     """A line for each measure, a column for each engine. Below it, what went wrong."""
     widths = [max(12, len(column.label) + 2) for column in every]
-    lines = [f"{'':<20}" + "".join(f"{each.label:>{width}}" for each, width in zip(every, widths, strict=True))]
+    lines = [f"{'':<26}" + "".join(f"{each.label:>{width}}" for each, width in zip(every, widths, strict=True))]
     for measure, form in LINES:
         cells = ["-" if (value := each[measure]) is None else form(value) for each in every]
         if any(cell != "-" for cell in cells):
             lines.append(
-                f"{measure:<20}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+                f"{measure:<26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
             )
     lines += [f"{each.label}: {each.problem}" for each in every if each.problem is not None]
     return lines
@@ -185,8 +193,8 @@ def verdicts(ours: Column, every: list[Column], *, full: bool, host_bytes: int) 
 
     def best(measure: str, pick: Callable[..., float] = min) -> tuple[float | None, str]:
         known = {each.label: value for each in peers if (value := each[measure]) is not None}
-        label = pick(known, key=known.__getitem__) if known else ""
-        return known.get(label), str(label)
+        name = pick(known, key=known.__getitem__) if known else ""
+        return known.get(name), f"best peer, {name}" if name else "best peer"
 
     def ratio(what: str, measure: str, to: float | None, of: str, limit: float) -> Verdict:
         value, form = ours[measure], milliseconds if "per token" in measure else seconds
@@ -209,14 +217,14 @@ def verdicts(ours: Column, every: list[Column], *, full: bool, host_bytes: int) 
         holds, bound = None if cached is None else cached >= SHARE_CACHED, f">= {SHARE_CACHED}"
         found.append(Verdict("documents, share cached", "-" if cached is None else share(cached), bound, holds))
     peer, label = best("documents repeat")
-    found.append(ratio("documents, slowest repeat", "documents repeat", peer, f"best peer, {label}", 1.0))
+    found.append(ratio("documents, slowest repeat", "documents repeat", peer, label, 1.0))
     found.append(of_none("chat, turn 1", "chat turn 1", CHAT_FIRST))
     peer, label = best("chat later")
-    found.append(ratio("chat, later turns together", "chat later", peer, f"best peer, {label}", CHAT_LATER))
+    found.append(ratio("chat, later turns together", "chat later", peer, label, CHAT_LATER))
     for turn in (2, 3):
         mine, (peer, label) = ours[f"chat cached {turn}"], best(f"chat cached {turn}", max)
         if mine is not None:
-            bound = f">= best peer{f', {label} ({peer:.4f})' if peer is not None else ''}"
+            bound = f">= {label}{f' ({peer:.4f})' if peer is not None else ''}"
             found.append(
                 Verdict(
                     f"chat, share cached, turn {turn}", share(mine), bound, None if peer is None else mine >= peer

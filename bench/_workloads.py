@@ -66,10 +66,10 @@ FULL = Shape(
     turns=3,
     answer_tokens=64,
     at_once=8,
-    miss_slices=5,
+    miss_slices=4,
     miss_prompts=8,
     miss_tokens=4_000,
-    fits_slices=7,
+    fits_slices=6,
     fits_prompts=8,
     fits_tokens=3_000,
 )

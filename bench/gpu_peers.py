@@ -33,6 +33,7 @@ from _workloads import SHAPES, WORKLOADS, Shape, as_dict
 
 CHILD = Path(__file__).with_name("_peer_child.py")
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -149,9 +150,9 @@ class Bench:
             "engine_args": args,
             "shape": as_dict(self.shape),
             "workloads": workloads,
-            "measure_copy": self.cuda and row["kind"] == "cold",
+            "measure_copy": self.cuda and row["kind"] == "none",
         }
-        environment = ENVIRONMENT | ({} if self.cuda else {"VLLM_CPU_KVCACHE_SPACE": "1"})
+        environment = ENVIRONMENT | ({} if self.cuda else ON_CPU)
         end = run_child(
             CHILD,
             spec,
@@ -174,8 +175,9 @@ class Bench:
         print(f"{'shape':<12} {', '.join(f'{key}={value}' for key, value in self.record['shape'].items())}")
         for row in self.record["rows"]:
             if row["kind"] == "cold" and "start_s" in row:
-                speeds = "".join(f", {way} {gb:.1f} GB/s" for way, gb in row.get("pinned_copy_gb_s", {}).items())
-                print(f"{'cold start':<12} {row['start_s']:.1f} s (not counted){speeds}")
+                print(f"{'cold start':<12} {row['start_s']:.1f} s, not counted")
+            for way, speed in row.get("pinned_copy_gb_s", {}).items():
+                print(f"{'pinned copy':<12} {way} {speed:.1f} GB/s")
         every = columns(self.record["rows"])
         print("\n" + "\n".join(table(every)))
         found = [(ours, self.judge(ours, every)) for ours in every if ours.kind == "forebay"]
