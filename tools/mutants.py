@@ -24,6 +24,7 @@ VLLM_SUITES = (
     ["tests/vllm/test_worker.py", "tests/vllm/test_device.py", "tests/vllm/test_config.py"],
     ["tests/vllm/test_scheduler.py"],
 )
+COPIER_SUITES = (["tests/copier"],)
 MUTANTS = [
     ("pool.py", "self._pins.add(slots)", "pass", "a match pins nothing"),
     ("pool.py", "if slot in pins or key in keep or slot in self._filling:", "if key in keep:", "pinned slots may go"),
@@ -57,6 +58,7 @@ MUTANTS = [
     ("transfers.py", "transfer.failed |= report.outcome.failed", "transfer.failed = report.outcome.failed", "the last rank decides"),
     ("manager.py", "self._stores.flush(state, confirmed_tokens)", "pass", "nothing is flushed at the end"),
     ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
+    ("manager.py", "self._stores.room_has_grown(self._requests.values())", "pass", "growth does not wake stores"),
     ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),
     ("requests.py", "        self.table = []", "        pass", "a preempted request keeps its table"),
     ("vllm/scheduler.py", "finished.discard(request_id)", "pass", "what was reset is used when it arrives"),
@@ -72,6 +74,8 @@ MUTANTS = [
     ("vllm/request.py", "return computed if self.has_run else min(computed, self.device_tokens)", "return computed", "what others load is stored"),
     ("vllm/config.py", "if blocks * self.per_rank(ranks) >= size:", "if True:", "less than a block is not named"),
     ("vllm/events.py", "*self.translate(events), ", "", "a reset loses what was to be said before it"),
+    ("copier/checksum.py", "at[(self._sums[at] != _numbers(sums)) | ~self._known[at]].tolist()", "[]", "checksums are compared with nothing"),
+    ("copier/checksum.py", "(rows * factors[1:])", "(rows * factors[1:] * np.uint64(0))", "seeds ignore the key"),
     ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
 ]  # fmt: skip
 
@@ -103,7 +107,8 @@ def first_to_notice(name: str, line: str, broken: str) -> str | None:
             "PYTHONDONTWRITEBYTECODE": "1",
             "FOREBAY_PROFILE": "no-shrink",
         }
-        for suite in VLLM_SUITES if name.startswith("vllm/") else SUITES:
+        room = name.partition("/")[0]
+        for suite in {"vllm": VLLM_SUITES, "copier": COPIER_SUITES}.get(room, SUITES):
             command = [
                 sys.executable,
                 "-m",

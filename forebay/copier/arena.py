@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from xxhash import xxh3_64_intdigest
 
 from forebay.copier.faults import GARBAGE
 from forebay.errors import CapacityError, LayoutError, is_whole
@@ -50,10 +51,12 @@ class Arena:
         columns = self.memory.view(word).split(widths, dim=1)
         self._sides = [(region.view(word), part) for region, part in zip(regions, columns, strict=True)]
         self._buffer = torch.empty(_CHUNK_BYTES // word.itemsize, dtype=word, device="cpu")
+        self._bytes = memoryview(self._buffer.view(torch.uint8).numpy())
 
     def fault_of(self, order: CopyOrder) -> str | None:
         """Why the order must not be carried out, if so."""
-        if len(order.blocks) != len(order.slots) or len(order.move_from) != len(order.move_to):
+        uneven = len(order.blocks) != len(order.slots) or len(order.move_from) != len(order.move_to)
+        if uneven or len(order.keys) not in (0, len(order.slots)):
             return "its columns are of unequal length"
         if order.direction is Direction.STORE and order.move_to:
             return "a store has no moves"
@@ -72,15 +75,17 @@ class Arena:
             return "it names a destination twice"
         return None
 
-    def copy(self, order: CopyOrder) -> None:
+    def copy(self, order: CopyOrder, sums: dict[int, int]) -> None:
+        """`sums` has the blocks that are verified, by position: what the sum of each begins with, and when this
+        returns, its sum over all bytes that were copied."""
         blocks, slots = _index(order.blocks), _index(order.slots)
         # Moves come first, so that they read their sources before the order writes anything else.
         self._move(_index(order.move_from), _index(order.move_to))
         for region, part in self._sides:
             if order.direction is Direction.STORE:
-                self._copy(region, blocks, part, slots)
+                self._copy(region, blocks, part, slots, sums)
             else:
-                self._copy(part, slots, region, blocks)
+                self._copy(part, slots, region, blocks, sums)
 
     def garble(self, order: CopyOrder) -> None:
         """Leave garbage wherever the order would have written."""
@@ -93,6 +98,7 @@ class Arena:
         """Let go of all memory, the engine's too. The object is of no use after that."""
         self.memory = self.memory.new_empty((0, self.bytes_per_block))
         self._buffer = self._buffer.new_empty(0)
+        self._bytes = memoryview(b"")
         self._sides = []
 
     def _move(self, sources: torch.Tensor, destinations: torch.Tensor) -> None:
@@ -106,15 +112,33 @@ class Arena:
                 columns.index_copy_(0, destinations, columns.index_select(0, sources))
 
     def _copy(
-        self, source: torch.Tensor, from_rows: torch.Tensor, destination: torch.Tensor, to_rows: torch.Tensor
+        self,
+        source: torch.Tensor,
+        from_rows: torch.Tensor,
+        destination: torch.Tensor,
+        to_rows: torch.Tensor,
+        sums: dict[int, int],
     ) -> None:
         width = min(source.size(1), len(self._buffer))
         at_once = len(self._buffer) // width
         for read, written in zip(source.split(width, dim=1), destination.split(width, dim=1), strict=True):
+            first = 0
             for some, to_some in zip(from_rows.split(at_once), to_rows.split(at_once), strict=True):
                 buffer = self._buffer[: len(some) * read.size(1)].view(len(some), read.size(1))
                 torch.index_select(read, 0, some, out=buffer)
                 written.index_copy_(0, to_some, buffer)
+                if sums:
+                    self._add(sums, range(first, first + len(some)), read.size(1) * read.element_size())
+                first += len(some)
+
+    def _add(self, sums: dict[int, int], positions: range, width: int) -> None:
+        """The rows of the buffer are of the blocks at these positions: each goes into the sum of its block. They
+        were copied just now, so they come from a cache."""
+        rows = self._bytes
+        for start, position in enumerate(positions):
+            if position in sums:
+                row = rows[start * width : (start + 1) * width]
+                sums[position] = xxh3_64_intdigest(row, sums[position])
 
 
 def _check_regions(regions: Sequence[torch.Tensor]) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from forebay.copier.arena import Arena
+from forebay.copier.checksum import Checksums, Verify
 from forebay.copier.faults import Fate, Fates, InjectedFaults
 from forebay.errors import ensure
 from forebay.ids import Rank
@@ -62,10 +63,13 @@ class TorchCopier:
         *,
         rank: Rank = Rank(0),  # noqa: B008 - a number to everybody but the type checker
         faults: InjectedFaults | None = None,
+        verify: Verify = Verify.ALL,
     ) -> None:
-        """`regions` as `block_regions()` returns them. Raises LayoutError or CapacityError if they do not do."""
+        """`regions` as `block_regions()` returns them. Raises LayoutError or CapacityError if they do not do.
+        `verify` says which blocks of a load have to be what was stored; those of orders without keys never are."""
         self.rank = rank
         self._arena = Arena(regions, slots)
+        self._checksums = Checksums(slots, verify)
         faults = faults or InjectedFaults()
         if faults.concerns(rank):
             logger.warning("rank %d: faults are injected into copies, as asked for: %s", rank, faults)
@@ -186,7 +190,19 @@ class TorchCopier:
                 )
             if fault is not None or fate.fails:
                 return Outcome.FAILED
-            self._arena.copy(order)
+            sums = self._checksums.begin(order)
+            self._arena.copy(order, sums)
+            if order.direction is Direction.STORE:
+                self._checksums.keep(order, sums)
+            elif wrong := self._checksums.wrong_slots(order, sums):
+                if self._is_first("mismatch"):
+                    logger.warning(
+                        "rank %d: transfer %d found other bytes than were stored in slots %s (not logged again)",
+                        self.rank,
+                        order.id,
+                        wrong,
+                    )
+                return Outcome.MISMATCH
         except Exception as error:
             if self._is_first(type(error).__name__):
                 logger.warning(

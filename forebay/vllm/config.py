@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from forebay.config import Mode, OffloadConfig, parse_size
+from forebay.copier.checksum import Verify
 from forebay.copier.faults import InjectedFaults
 from forebay.errors import CapacityError, ConfigError, UnknownKeyError
 from forebay.vllm import compat
@@ -19,7 +20,7 @@ DEFAULT_BYTES = 8 * 1024**3
 
 _VLLM_KEYS = ("cpu_bytes_to_use", "cpu_bytes_to_use_per_rank", "lazy_offload", "kv_offload_backend")
 _FOREBAY_KEYS = ("eviction_policy", "load_deadline_s", "wait_deadline_s", "store_deadline_s", "min_load_tokens")
-_KNOWN = (*_VLLM_KEYS, *_FOREBAY_KEYS, "inject_faults")
+_KNOWN = (*_VLLM_KEYS, *_FOREBAY_KEYS, "verify", "inject_faults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class ConnectorConfig:
     mode: Mode
     settings: Mapping[str, Any]
     """Those that go to the core as they are."""
+    verify: Verify
     faults: InjectedFaults | None
 
     @classmethod
@@ -44,12 +46,16 @@ class ConnectorConfig:
         lazy = extra.get("lazy_offload", False)
         if not isinstance(lazy, bool):
             raise ConfigError(_named("lazy_offload"), lazy, "true or false")
+        verify, choices = extra.get("verify", Verify.ALL.value), [each.value for each in Verify]
+        if verify not in choices:
+            raise ConfigError(_named("verify"), verify, f"one of {', '.join(choices)}")
         faults = extra.get("inject_faults")
         config = cls(
             total_bytes=_size(extra, "cpu_bytes_to_use", DEFAULT_BYTES),
             bytes_per_rank=_size(extra, "cpu_bytes_to_use_per_rank", None),
             mode=Mode.LAZY if lazy else Mode.EAGER,
             settings={key: extra[key] for key in _FOREBAY_KEYS if key in extra},
+            verify=Verify(verify),
             faults=None if faults is None else InjectedFaults.parse(faults, _named("inject_faults")),
         )
         config.for_ranks(1)

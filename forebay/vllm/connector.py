@@ -62,7 +62,7 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         settings = config.for_ranks(ranks)
         if role == KVConnectorRole.WORKER:
             self.worker_handler = SimpleCPUOffloadWorker(
-                vllm_config, kv_cache_config, settings.capacity_bytes, faults=config.faults
+                vllm_config, kv_cache_config, settings.capacity_bytes, faults=config.faults, verify=config.verify
             )
             return
         self.scheduler_manager = SimpleCPUOffloadScheduler(

@@ -16,6 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from forebay.copier import Copier
+from forebay.copier.checksum import Verify
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.regions import block_regions
 from forebay.copier.torch_copier import TorchCopier
@@ -67,12 +68,14 @@ class SimpleCPUOffloadWorker:
         cpu_capacity_bytes: int,
         *,
         faults: InjectedFaults | None = None,
+        verify: Verify = Verify.ALL,
     ) -> None:
         self.vllm_config = vllm_config
         self.kv_cache_config = kv_cache_config
         self.cpu_capacity_bytes = cpu_capacity_bytes
         self.num_cpu_blocks = 0
         self._faults = faults
+        self._verify = verify
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
         self._copier: Copier = NothingToCopy(self._rank)
@@ -98,7 +101,8 @@ class SimpleCPUOffloadWorker:
             raise ForebayError(f"forebay: expected KV caches on a CPU, got {tensors[0].device}")
         blocks = self.kv_cache_config.num_blocks
         slots = host_slots(blocks, compat.device_bytes(self.kv_cache_config), self.cpu_capacity_bytes)
-        copier = TorchCopier(block_regions(tensors, blocks), slots, rank=self._rank, faults=self._faults)
+        regions = block_regions(tensors, blocks)
+        copier = TorchCopier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
         self._copier, self.num_cpu_blocks = copier, slots
         logger.info(
             "forebay: rank %d has %d slots of %d bytes (%.2f GB)",

@@ -83,10 +83,10 @@ def held(monkeypatch: object) -> Iterator[tuple[Event, list[int]]]:
     go, begun = Event(), []
     copy = Arena.copy
 
-    def wait_and_copy(self: Arena, order: CopyOrder) -> None:
+    def wait_and_copy(self: Arena, order: CopyOrder, sums: dict[int, int]) -> None:
         begun.append(order.id)
         go.wait()
-        copy(self, order)
+        copy(self, order, sums)
 
     monkeypatch.setattr(Arena, "copy", wait_and_copy)  # type: ignore[attr-defined]
     try:

@@ -190,6 +190,17 @@ def test_all_pages_that_hold_slots_are_there_before_they_are_used_and_no_others(
     assert ours()["Rss:"] == 0
 
 
+def test_what_was_mapped_to_find_a_boundary_is_given_back() -> None:
+    def address_space_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
+
+    before = address_space_bytes()
+    mapped = [memory.map_private(PAGE_BYTES) for _ in range(200)]
+    assert address_space_bytes() - before < 20 * MIB
+    for address in mapped:
+        memory.unmap(address, PAGE_BYTES)
+
+
 def test_nothing_is_touched_in_long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     touched = spy_on_touch(monkeypatch)
     with grown(100, MIB) as host:
@@ -398,7 +409,32 @@ def test_if_there_are_no_more_pages_there_are_fewer_slots(
         assert ours()["Size:"] == 6 * PAGE_BYTES
     [line] = warnings_in(caplog)
     assert "6 of 10 slots" in line
-    assert "madvise: Cannot allocate memory" in line
+    assert "no more pages ([Errno 12] madvise: Cannot allocate memory)" in line
+
+
+def test_nothing_is_unmapped_while_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, touched = Event(), []
+
+    def touch(address: int, length: int) -> None:
+        touched.append(address)
+        if len(touched) > 1:
+            go.wait()
+            memory.view(address, length)[:] = 1
+        else:
+            until(lambda: len(touched) > 1)
+            raise OSError("full")
+
+    monkeypatch.setattr(memory, "touch", touch)
+    with closing(HostPages(3, PAGE_BYTES, piece_bytes=PAGE_BYTES, threads=2)) as host:
+        try:
+            until(lambda: ours()["Size:"] == 2 * PAGE_BYTES)
+            time.sleep(0.05)
+            assert ours()["Size:"] == 2 * PAGE_BYTES
+            assert host.growing
+        finally:
+            go.set()
+        assert host.wait(60)
+        assert (host.ready, ours()["Size:"]) == (0, 0)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -592,15 +628,18 @@ def test_close_while_a_piece_is_registered_waits_for_it_and_ends_growth() -> Non
     assert len(driver.registered) == 1
 
 
-def test_close_while_pages_are_touched_does_not_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    touched: list[int] = []
-    monkeypatch.setattr(memory, "touch", lambda address, _: (touched.append(address), time.sleep(0.2)))
-    host = HostPages(1000, 32 * MIB, threads=2)  # eight steps a piece, none of them real
-    until(lambda: len(touched) > 2)
-    begun_at = time.monotonic()
-    host.close()
-    assert time.monotonic() - begun_at < 2
-    assert len(touched) < 8
+def test_close_while_pages_are_touched_waits_for_those_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, touched = Event(), []
+    monkeypatch.setattr(memory, "touch", lambda address, _: (touched.append(address), go.wait()))
+    driver = Driver()
+    host = driver.make(1000, 32 * MIB)  # eight calls for a piece
+    until(lambda: len(touched) == 2)
+    closer = Thread(target=host.close)
+    closer.start()
+    until(host._stop.is_set)
+    go.set()
+    closer.join(60)
+    assert (len(touched), driver.registered, host.growing) == (2, [], False)
     assert ours()["Size:"] == 0
 
 
@@ -662,8 +701,11 @@ def test_sigkill_leaves_nothing_behind() -> None:
 
 
 def test_a_process_may_end_while_it_grows() -> None:
-    with start("print(host.growing)") as process:
-        assert process.wait(60) == 0
+    with start("HostPages(1, 1, register=lambda *_: time.sleep(600)); time.sleep(0.1)") as process:
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_a_forked_child_has_none_of_it_and_closing_there_changes_nothing() -> None:

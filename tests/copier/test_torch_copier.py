@@ -220,10 +220,10 @@ def test_an_order_that_makes_no_sense_fails_and_writes_nothing(
 def fail_at(monkeypatch: pytest.MonkeyPatch, error: BaseException, *orders: int) -> None:
     copy = Arena.copy
 
-    def copy_or_not(self: Arena, order: CopyOrder) -> None:
+    def copy_or_not(self: Arena, order: CopyOrder, sums: dict[int, int]) -> None:
         if order.id in orders:
             raise error
-        copy(self, order)
+        copy(self, order, sums)
 
     monkeypatch.setattr(Arena, "copy", copy_or_not)
 

@@ -43,6 +43,7 @@ class Engine:
         self.outputs: dict[str, Any] = {}  # by request id, the newest RequestOutput
         self.asked: list[str] = []  # of the last generate(), by prompt: the ids
         self.cached_tokens: list[int] = []  # of the last generate(), by prompt: on the device or from Forebay
+        self.mismatches = 0  # reports of other bytes than were stored, as far as the test has seen to them
         self._requests: dict[str, Any] = {}  # vLLM's own, by the id that submit() gave
         args = {
             "model": _model_dir(family),
@@ -170,6 +171,11 @@ class Engine:
         internal: str = self._requests[request_id].request_id
         return internal
 
+    def first_hash(self, request_id: str) -> bytes:
+        """The hash of a request's first block: its key, where there is one group."""
+        first: bytes = self._requests[request_id].block_hashes[0]
+        return first
+
     def device_tokens(self, request_id: str) -> int:
         """How much of a request's prompt and answer is cached on the device now, also after it has ended."""
         tokens: int = self.scheduler.kv_cache_manager.get_computed_blocks(self._requests[request_id])[1]
@@ -221,10 +227,11 @@ class Engine:
 
     @contextmanager
     def spoilt_host(self, prompt: Tokens, rank: int = 0) -> Iterator[None]:
-        """What this prompt loads from the host is wrong on one rank. Afterwards the host has the right bytes
-        again."""
+        """What this prompt loads from the host is wrong on one rank, and no checksum says so. Afterwards the host
+        has the right bytes again."""
         spoilt: set[int] = set()
-        arena = self.worker.worker_handler._copier.arena
+        copier = self.worker.worker_handler._copier
+        arena = copier.arena
         bind = self.worker.bind_connector_metadata
 
         def bind_and_spoil(metadata: Any) -> None:
@@ -235,13 +242,21 @@ class Engine:
                     spoilt.update(order.slots)
             bind(metadata)
 
-        with mock.patch.object(self.worker, "bind_connector_metadata", bind_and_spoil):
+        with (
+            mock.patch.object(self.worker, "bind_connector_metadata", bind_and_spoil),
+            mock.patch.object(copier._checksums, "wrong_slots", trust),
+        ):
             yield
             self.settle()
         for slot in spoilt:
             spoil(arena[slot])
         if not spoilt:
             raise AssertionError("the prompt loaded nothing from the host: nothing was spoilt")
+
+    def spoil_slots(self, slots: Iterable[int], rank: int = 0) -> None:
+        """Other bytes in these slots of the host, on one rank."""
+        for slot in slots:
+            spoil(self.worker.worker_handler._copier.arena[slot])
 
     def _caches(self, group: int | None = None) -> list[Any]:
         """The tensors of one group's layers, or of all: one for attention, several for states."""
@@ -282,6 +297,12 @@ def spoil(tensor: Any) -> None:
 
     with torch.inference_mode():
         tensor.view(torch.uint8).bitwise_xor_(0x80)
+
+
+def trust(order: Any, sums: Any) -> list[int]:
+    """For a copier that is to take any bytes for the right ones: no slot is wrong. Sums are still kept, so that
+    what is stored meanwhile can be verified later."""
+    return []
 
 
 @dataclass(frozen=True)

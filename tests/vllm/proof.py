@@ -14,13 +14,15 @@ LAZY: dict[str, Any] = {"cpu_bytes_to_use": HOST_BYTES, "lazy_offload": True}
 
 
 def nothing_is_left(engine: Engine) -> None:
-    """After the last request: no copy on its way, no block and no slot held by anybody."""
+    """After the last request: no copy on its way, no block and no slot held by anybody. Every load was what had
+    been stored, unless the test has seen to it."""
     engine.settle()
     manager, pool = engine.manager, engine.block_pool
     manager.check()
     assert not manager.has_pending_work()
     assert not manager.device_pins()
     assert not manager.pool.pinned
+    assert manager.stats.checksum_mismatches == engine.mismatches
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
 
 

@@ -13,7 +13,7 @@ import os
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from tests.vllm.families import Family
-from tests.vllm.harness import Engine, Reference, Tokens, reference, spoil
+from tests.vllm.harness import Engine, Reference, Tokens, reference, spoil, trust
 
 
 class RankedEngine(Engine):
@@ -101,18 +101,23 @@ class RankedEngine(Engine):
             metadata = build(scheduler_output)
             for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
                 if self.scheduler.requests[request_id].prompt_token_ids == prompt:
-                    self.on_ranks(_spoil_slots, rank, sorted(set(order.slots) - spoilt))
+                    self.spoil_slots(set(order.slots) - spoilt, rank)
                     spoilt.update(order.slots)
             if any(spoilt.intersection(order.slots) for order in metadata.stores):
                 raise AssertionError("other bytes go to a slot that was spoilt: the right ones cannot be restored")
             return metadata
 
+        self.on_ranks(_trust_the_host, True)
         with mock.patch.object(self.connector, "build_connector_meta", build_and_spoil):
             yield
             self.settle()
-        self.on_ranks(_spoil_slots, rank, sorted(spoilt))
+        self.spoil_slots(spoilt, rank)
+        self.on_ranks(_trust_the_host, False)
         if not spoilt:
             raise AssertionError("the prompt loaded nothing from the host: nothing was spoilt")
+
+    def spoil_slots(self, slots: Iterable[int], rank: int = 0) -> None:
+        self.on_ranks(_spoil_slots, rank, sorted(slots))
 
     def _spoil_device(self) -> None:
         self.on_ranks(_spoil_caches)
@@ -144,6 +149,11 @@ def _spoil_slots(worker: Any, rank: int, slots: list[int]) -> None:
     if worker.rank == rank:
         for slot in slots:
             spoil(_half_of_rank()._copier.arena[slot])
+
+
+def _trust_the_host(worker: Any, yes: bool) -> None:
+    checksums = _half_of_rank()._copier._checksums
+    checksums.wrong_slots = trust if yes else type(checksums).wrong_slots.__get__(checksums)
 
 
 def _spoil_caches(worker: Any) -> None:

@@ -49,6 +49,12 @@ def test_the_other_settings_reach_the_core() -> None:
     assert (config.eviction_policy, config.load_deadline_s, config.min_load_tokens) == ("s3fifo", 5, 64)
 
 
+def test_everything_is_verified_unless_told_otherwise() -> None:
+    assert _parse().verify.value == "all"
+    for choice in ("all", "sampled", "off"):
+        assert _parse(verify=choice).verify.value == choice
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -66,6 +72,9 @@ def test_the_other_settings_reach_the_core() -> None:
             {"kv_offload_backend": "disk"},
             "kv_connector_extra_config.kv_offload_backend: expected 'cpu', got 'disk'",
         ),
+        ({"verify": "some"}, "kv_connector_extra_config.verify: expected one of all, sampled, off, got 'some'"),
+        ({"verify": True}, "kv_connector_extra_config.verify: expected one of all, sampled, off, got True"),
+        ({"verfy": "off"}, "kv_connector_extra_config: unknown key 'verfy'; did you mean 'verify'?"),
         ({"inject_faults": {"fail": 1}}, "kv_connector_extra_config.inject_faults: unknown key 'fail'"),
     ],
 )

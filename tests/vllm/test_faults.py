@@ -55,6 +55,52 @@ def test_copies_that_fail(family: Family, chance: float, only: str | None) -> No
 
 
 @pytest.mark.compat
+@pytest.mark.parametrize("verify", ["all", "off"])
+def test_a_byte_that_changed_on_the_host_is_computed_instead(verify: str) -> None:
+    asked = prompts(4)
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER | {"verify": verify}) as engine:
+        assert engine.generate(asked) == expected
+        ids = engine.asked
+        engine.forget_device()
+        slot = engine.manager.pool.index()[engine.first_hash(ids[2])]
+        arena = engine.worker.worker_handler._copier.arena
+        arena[slot, 7] ^= 1
+        assert engine.generate(asked) == expected or verify == "off"
+        stats = engine.manager.stats
+        wrong = 0 if verify == "off" else 1
+        assert (stats.checksum_mismatches, stats.load_failures, stats.recomputes) == (wrong, wrong, wrong)
+        computed = [tokens == 0 for tokens in engine.cached_tokens]
+        assert computed == [False, False, bool(wrong), False]
+        engine.mismatches = wrong
+        nothing_is_left(engine)
+        engine.forget_device()
+        assert engine.generate(asked) == expected or verify == "off"
+        assert 0 not in engine.cached_tokens, "what was computed instead is stored again"
+        nothing_is_left(engine)
+
+
+@pytest.mark.compat
+@FAMILIES
+def test_a_host_that_lost_all_its_bytes_is_computed_instead(family: Family) -> None:
+    _needs_recovery(family)
+    asked = prompts(4)
+    expected = reference(family, asked).cold
+    with Engine(family, EAGER) as engine:
+        assert engine.generate(asked) == expected
+        engine.forget_device()
+        engine.spoil_slots(engine.manager.pool.index().values())
+        assert engine.generate(asked) == expected
+        engine.mismatches = len(asked)
+        nothing_is_left(engine)
+        assert engine.manager.stats.loaded_blocks == 0
+        engine.forget_device()
+        assert engine.generate(asked) == expected
+        assert engine.manager.stats.loaded_blocks > 0
+        nothing_is_left(engine)
+
+
+@pytest.mark.compat
 def test_a_load_that_cannot_be_had_stops_an_engine_that_cannot_recover() -> None:
     """Never a wrong answer: the line says why, and from which release on it would have recovered."""
     from forebay.errors import LostLoadError

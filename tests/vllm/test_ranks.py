@@ -120,6 +120,19 @@ class OneOfThem(Ranks):
         _only_one_rank_failed(traffic, traffic.loads if only == "load" else traffic.stores)
         assert (engine.manager.stats.recomputes > before) == (only == "load")
 
+    def test_bytes_that_changed_on_the_host_of_one_rank(
+        self, engine: RankedEngine, expected: list[Tokens]
+    ) -> None:
+        assert engine.generate(ASKED) == expected
+        engine.forget_device()
+        engine.spoil_slots(engine.manager.pool.index().values(), rank=1)
+        with watched(engine) as traffic:
+            assert engine.generate(ASKED) == expected
+        assert len(traffic.loads) == len(ASKED)
+        assert all(traffic.failed[number] == traffic.done[number] == 1 for number in traffic.loads)
+        engine.mismatches += len(ASKED)
+        comes_back(engine, ASKED, expected)
+
     def test_a_copier_thread_that_is_killed_on_one_rank(
         self, engine: RankedEngine, expected: list[Tokens]
     ) -> None:
