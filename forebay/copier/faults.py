@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -14,13 +15,26 @@ from forebay.transfers import Direction
 GARBAGE = 0xA5
 """What an injected failure leaves in every byte it should have written: who ignores the failure is found out."""
 
+
+class Spoil(Enum):
+    """How a copy goes wrong without anybody saying so."""
+
+    FLIP = "flip"  # stores: a bit of a slot flips when the store is done
+    REUSE = "reuse"  # loads: a slot is filled with something else before it is read
+    EARLY = "early"  # the copy is reported before it is done
+
+
 _DIRECTIONS = tuple(direction.value for direction in Direction)
+_SPOILS = tuple(each.value for each in Spoil)
+_SPOILED = {Spoil.FLIP: (Direction.STORE,), Spoil.REUSE: (Direction.LOAD,), Spoil.EARLY: tuple(Direction)}
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedFaults:
     fail_chance: float = 0.0
     """Part of the orders that fail and leave garbage where they should have written."""
+    spoil: Literal["flip", "reuse", "early"] | None = None
+    """Those orders do not fail. They go wrong in silence, in this way; it is for checksums to notice."""
     only: Literal["load", "store"] | None = None
     """Only orders in this direction are touched, and counted by kill_nth."""
     delay_polls: int = 0
@@ -36,6 +50,8 @@ class InjectedFaults:
         chance = self.fail_chance
         if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
             raise ConfigError("fail_chance", chance, "a number from 0 to 1")
+        if self.spoil is not None and self.spoil not in _SPOILS:
+            raise ConfigError("spoil", self.spoil, f"one of {', '.join(_SPOILS)}, or nothing")
         if self.only is not None and self.only not in _DIRECTIONS:
             raise ConfigError("only", self.only, f"one of {', '.join(_DIRECTIONS)}, or nothing for both")
         if not is_whole(self.delay_polls) or self.delay_polls < 0:
@@ -75,6 +91,7 @@ class Fate(NamedTuple):
     fails: bool = False
     kills: bool = False
     delay_polls: int = 0
+    spoils: Spoil | None = None
 
 
 class Fates:
@@ -91,8 +108,11 @@ class Fates:
         if not self._concerned or faults.only not in (None, direction.value):
             return Fate()
         self._submitted += 1
+        drawn = self._rng.random() < faults.fail_chance
+        spoil = None if faults.spoil is None else Spoil(faults.spoil)
         return Fate(
-            fails=self._rng.random() < faults.fail_chance,
+            fails=drawn and spoil is None,
+            spoils=spoil if drawn and spoil is not None and direction in _SPOILED[spoil] else None,
             kills=self._submitted in faults.kill_nth,
             delay_polls=faults.delay_polls,
         )

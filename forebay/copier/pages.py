@@ -133,9 +133,13 @@ class HostPages:
         slots = slots.astype(np.int64, copy=False)  # smaller types would overflow, and not say so
         if slots.size and not 0 <= slots.min() <= slots.max() < self.ready:
             raise InvariantError(f"slots {slots.min()} to {slots.max()} are in use, and only {self.ready} ready")
-        piece = (slots + self._slots_before) // self._slots_per_piece
-        found: np.ndarray = self._origins[piece] + slots * self.bytes_per_slot
+        found: np.ndarray = self._origins[self.pieces(slots)] + slots * self.bytes_per_slot
         return found.view(np.uint64)
+
+    def pieces(self, slots: np.ndarray) -> np.ndarray:
+        """The number of the piece that each slot is in."""
+        found: np.ndarray = (slots + self._slots_before) // self._slots_per_piece
+        return found
 
     def row(self, slot: int) -> np.ndarray:
         """The bytes of one slot, for tests and tools. Must not be touched after close()."""

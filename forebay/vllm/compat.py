@@ -66,6 +66,10 @@ SESSIONS_KEEP_STALE_HASHES: bool = (release() or NEWEST) < (0, 32)
 """Whether a streaming session that takes a token back keeps the hash that this token completed."""
 
 
+BLOCK_LAYOUT: str | None = "BLHNC" if (release() or NEWEST) >= (0, 29) else None
+"""What to ask for so that all layers of a block lie side by side. Up to 0.28 a connector says it prefers that."""
+
+
 def warn_if_untested() -> None:
     installed = release()
     if installed is None or installed > NEWEST:
@@ -156,6 +160,10 @@ def plain_spec(spec: KVCacheSpec) -> KVCacheSpec:
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return next(iter(spec.kv_cache_specs.values()))
     return spec
+
+
+def is_recurrent(group: KVCacheGroupSpec) -> bool:
+    return isinstance(plain_spec(group.kv_cache_spec), MambaSpec)
 
 
 def context_parallel(spec: KVCacheSpec, dcp_world_size: int) -> int:

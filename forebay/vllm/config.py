@@ -20,7 +20,7 @@ DEFAULT_BYTES = 8 * 1024**3
 
 _VLLM_KEYS = ("cpu_bytes_to_use", "cpu_bytes_to_use_per_rank", "lazy_offload", "kv_offload_backend")
 _FOREBAY_KEYS = ("eviction_policy", "load_deadline_s", "wait_deadline_s", "store_deadline_s", "min_load_tokens")
-_KNOWN = (*_VLLM_KEYS, *_FOREBAY_KEYS, "verify", "inject_faults")
+_KNOWN = (*_VLLM_KEYS, *_FOREBAY_KEYS, "verify", "block_layout", "inject_faults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class ConnectorConfig:
     settings: Mapping[str, Any]
     """Those that go to the core as they are."""
     verify: Verify
+    block_layout: bool
+    """Whether vLLM is asked to keep all layers of a block side by side on the device."""
     faults: InjectedFaults | None
 
     @classmethod
@@ -49,11 +51,15 @@ class ConnectorConfig:
         verify, choices = extra.get("verify", Verify.ALL.value), [each.value for each in Verify]
         if verify not in choices:
             raise ConfigError(_named("verify"), verify, f"one of {', '.join(choices)}")
+        block_layout = extra.get("block_layout", False)
+        if not isinstance(block_layout, bool):
+            raise ConfigError(_named("block_layout"), block_layout, "true or false")
         faults = extra.get("inject_faults")
         config = cls(
             total_bytes=_size(extra, "cpu_bytes_to_use", DEFAULT_BYTES),
             bytes_per_rank=_size(extra, "cpu_bytes_to_use_per_rank", None),
             mode=Mode.LAZY if lazy else Mode.EAGER,
+            block_layout=block_layout,
             settings={key: extra[key] for key in _FOREBAY_KEYS if key in extra},
             verify=Verify(verify),
             faults=None if faults is None else InjectedFaults.parse(faults, _named("inject_faults")),

@@ -51,6 +51,7 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         config = ConnectorConfig.parse(self._kv_transfer_config.kv_connector_extra_config or {})
         ranks = vllm_config.parallel_config.world_size
+        self._block_layout = config.block_layout
         self.scheduler_manager: SimpleCPUOffloadScheduler | None = None
         self.worker_handler: SimpleCPUOffloadWorker | None = None
         compat.warn_if_untested()
@@ -92,6 +93,21 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self.worker_handler is not None:
             self.worker_handler.register_kv_caches(kv_caches)
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """How releases up to 0.28 ask."""
+        return self._block_layout
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """How releases from 0.29 on ask."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+        return compat.BLOCK_LAYOUT if ConnectorConfig.parse(extra).block_layout else None
+
+    def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: type[Any]) -> None:
+        if self.worker_handler is not None:
+            self.worker_handler.register_cross_layers_kv_cache(kv_cache)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return None if self.worker_handler is None else self.worker_handler.handshake()

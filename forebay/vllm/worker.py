@@ -17,8 +17,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from forebay.copier import Copier
 from forebay.copier.checksum import Verify
+from forebay.copier.cuda import cuda_copier
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.regions import block_regions
+from forebay.copier.staged import StagedCopier
 from forebay.copier.torch_copier import TorchCopier
 from forebay.errors import ForebayError, LostLoadError
 from forebay.groups import host_slots
@@ -85,6 +87,7 @@ class SimpleCPUOffloadWorker:
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._meta = SimpleCPUOffloadWorkerMetadata({})
+        self._submits_early = False
         self._ready_told: int | None = None  # None: not asked yet, so all slots are counted on
 
     # --- before the first step ----------------------------------------------------------------------
@@ -96,13 +99,29 @@ class SimpleCPUOffloadWorker:
         if self.kv_cache_config is None or not kv_caches:
             logger.warning("forebay: this rank has no KV cache; nothing to offload")
             return
-        tensors = list(_tensors(kv_caches))
-        if any(tensor.device.type != "cpu" for tensor in tensors):
-            raise ForebayError(f"forebay: expected KV caches on a CPU, got {tensors[0].device}")
+        self._build_copier(list(_tensors(kv_caches)))
+
+    def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor) -> None:
+        """One tensor with all layers of a block side by side, as asked for by `block_layout`."""
+        self.register_kv_caches({"all layers": kv_cache})
+
+    def _build_copier(self, tensors: list[torch.Tensor]) -> None:
+        assert self.kv_cache_config is not None
+        device = tensors[0].device
+        if device.type not in ("cpu", "cuda"):
+            raise ForebayError(f"forebay: expected KV caches on a CPU or a CUDA device, got {device}")
         blocks = self.kv_cache_config.num_blocks
         slots = host_slots(blocks, compat.device_bytes(self.kv_cache_config), self.cpu_capacity_bytes)
         regions = block_regions(tensors, blocks)
-        copier = TorchCopier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
+        copier: TorchCopier | StagedCopier
+        if device.type == "cuda":
+            copier = cuda_copier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
+            # Its copies wait for the engine's stream by themselves. A recurrent state may be written by a step
+            # after the one that gave its block a hash, so there everything waits for the end of the step.
+            groups = self.kv_cache_config.kv_cache_groups
+            self._submits_early = not any(compat.is_recurrent(group) for group in groups)
+        else:
+            copier = TorchCopier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
         self._copier, self.num_cpu_blocks = copier, slots
         logger.info(
             "forebay: rank %d has %d slots of %d bytes (%.2f GB)",
@@ -131,6 +150,8 @@ class SimpleCPUOffloadWorker:
                 f"{self._rank} has, got {metadata.slots}"
             )
         self._metadata = metadata
+        if self._submits_early:
+            self._submit(early=True)
 
     def clear_connector_metadata(self) -> None:
         self._metadata = None
@@ -147,7 +168,7 @@ class SimpleCPUOffloadWorker:
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """vLLM calls this once a step, after the model's forward pass on every release. Only then does every block
         that has a hash have its content, and no step reads a reused block any more."""
-        self._submit()
+        self._submit(early=False)
         self._poll()
         finished, self._finished = self._finished, set()
         return None, finished or None
@@ -171,15 +192,23 @@ class SimpleCPUOffloadWorker:
     def shutdown(self) -> None:
         self._copier.close()
 
-    def _submit(self) -> None:
-        metadata, self._metadata = self._metadata, None
+    def _submit(self, *, early: bool) -> None:
+        """`early`: before the forward pass, for copiers that wait for the engine's stream themselves. What is
+        stored was computed by earlier steps and what is loaded goes where this step reads nothing, so neither has
+        to wait for it. Moves may read what it computes."""
+        metadata = self._metadata
         if metadata is None:
             return
         for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
-            self._loads[order.id] = _OpenLoad(order, request_id)
-            self._copier.submit(order)
-        for order in metadata.stores:
-            self._copier.submit(order)
+            if order.id not in self._loads and not (early and order.move_to):
+                self._loads[order.id] = _OpenLoad(order, request_id)
+                self._copier.submit(order)
+        if early or not self._submits_early:
+            for order in metadata.stores:
+                self._copier.submit(order)
+        if early:
+            return
+        self._metadata = None
         for verdict in metadata.verdicts:
             self._repeat(verdict)
 

@@ -1,0 +1,148 @@
+"""The few calls of the CUDA driver that a copier makes, through ctypes.
+
+Python lets one thread run at a time, and a busy engine gives its turn away every 5 ms only. So calls that return
+at once keep the turn: a copier that gave it away with each would take 5 ms for every step of a copy. Calls that
+take long give it away."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+
+import numpy as np
+
+from forebay.copier.streams import Addresses
+from forebay.errors import ForebayError
+
+_NOT_READY = 600
+_WITHOUT_TIMING = 2
+_MANY = 64  # copies in a batch; about a microsecond each
+_IN_STREAM_ORDER = 1  # sources are read when their turn in the stream comes, not before
+_PORTABLE = 1  # registered memory is pinned for all contexts
+
+
+class CudaError(ForebayError):
+    """The driver refused."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_uint), ("id", c_int))
+
+
+class _CopyAttributes(ctypes.Structure):
+    _fields_ = (
+        ("source_access_order", c_uint),
+        ("source_hint", _Location),
+        ("destination_hint", _Location),
+        ("flags", c_uint),
+    )
+
+
+class Driver:
+    """Made in a thread that has a CUDA context; `enter` gives another thread the same."""
+
+    def __init__(self) -> None:
+        try:
+            self._slow = ctypes.CDLL("libcuda.so.1")  # other threads run meanwhile
+            self._library = ctypes.PyDLL("libcuda.so.1")  # they do not
+        except OSError as error:
+            raise CudaError(f"forebay: expected a CUDA driver, libcuda.so.1, got {error}") from error
+        self._context = c_void_p()
+        self._call("cuCtxGetCurrent", byref(self._context))
+        if not self._context:
+            raise CudaError("forebay: expected a CUDA context in this thread, got none")
+        self._batch_copy = self._find_batch_copy(self._library)
+        self._large_batch_copy = self._find_batch_copy(self._slow)
+        self._attributes = _CopyAttributes(source_access_order=_IN_STREAM_ORDER)
+        self._attributes_from = c_size_t(0)
+
+    @property
+    def has_batch_copy(self) -> bool:
+        return self._batch_copy is not None
+
+    def enter(self) -> None:
+        self._call("cuCtxSetCurrent", self._context)
+
+    def pci_bus_id(self) -> str:
+        device, name = c_int(), ctypes.create_string_buffer(32)
+        self._call("cuCtxGetDevice", byref(device))
+        self._call("cuDeviceGetPCIBusId", name, c_int(len(name)), device)
+        return name.value.decode()
+
+    def register(self, address: int, num_bytes: int) -> None:
+        """Pin memory. From any thread."""
+        self.enter()
+        result = self._slow.cuMemHostRegister_v2(c_void_p(address), c_size_t(num_bytes), c_uint(_PORTABLE))
+        self._check("cuMemHostRegister_v2", result)
+
+    def unregister(self, address: int) -> None:
+        self.enter()
+        self._check("cuMemHostUnregister", self._slow.cuMemHostUnregister(c_void_p(address)))
+
+    def new_event(self) -> int:
+        event = c_void_p()
+        self._call("cuEventCreate", byref(event), c_uint(_WITHOUT_TIMING))
+        assert event.value is not None
+        return event.value
+
+    def drop_event(self, event: int) -> None:
+        """It may still be waited for: the driver sees to that."""
+        self._library.cuEventDestroy_v2(c_void_p(event))
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
+
+    def wait(self, stream: int, event: int) -> None:
+        self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
+
+    def has_passed(self, event: int) -> bool:
+        result = self._library.cuEventQuery(c_void_p(event))
+        if result != _NOT_READY:
+            self._check("cuEventQuery", result)
+        return bool(result != _NOT_READY)
+
+    def wait_here(self, event: int) -> None:
+        self._check("cuEventSynchronize", self._slow.cuEventSynchronize(c_void_p(event)))
+
+    def copy(self, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
+        """Runs of bytes, in any order, behind what the stream was given before."""
+        if self._batch_copy is None or len(sizes) == 1:
+            self._copy_one_by_one(stream, destinations, sources, sizes)
+            return
+        batch_copy = self._batch_copy if len(sizes) <= _MANY else self._large_batch_copy
+        assert batch_copy is not None
+        columns = [np.ascontiguousarray(each, dtype=np.uint64) for each in (destinations, sources, sizes)]
+        batch_copy(
+            *(c_void_p(column.ctypes.data) for column in columns),
+            c_size_t(len(sizes)),
+            byref(self._attributes),
+            byref(self._attributes_from),
+            c_size_t(1),
+            c_void_p(stream),
+        )
+
+    def _copy_one_by_one(self, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
+        copy = self._slow.cuMemcpyAsync  # from memory that is not pinned it returns when the bytes are there
+        for destination, source, size in zip(destinations.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+            self._check(
+                "cuMemcpyAsync", copy(c_void_p(destination), c_void_p(source), c_size_t(size), c_void_p(stream))
+            )
+
+    def _find_batch_copy(self, library: ctypes.CDLL) -> Callable[..., None] | None:
+        """From driver 570 on. Version 2 of the call does not say which of the copies was refused."""
+        if (second := getattr(library, "cuMemcpyBatchAsync_v2", None)) is not None:
+            return lambda *values: self._check("cuMemcpyBatchAsync_v2", second(*values))
+        if (first := getattr(library, "cuMemcpyBatchAsync", None)) is None:
+            return None
+        refused = c_size_t()
+        return lambda *values: self._check("cuMemcpyBatchAsync", first(*values[:-1], byref(refused), values[-1]))
+
+    def _call(self, name: str, *values: object) -> None:
+        self._check(name, getattr(self._library, name)(*values))
+
+    def _check(self, name: str, result: int) -> None:
+        if result:
+            text = c_char_p()
+            self._library.cuGetErrorName(c_uint(result), byref(text))
+            raise CudaError(f"{name}: {(text.value or b'unknown error').decode()} ({result})")

@@ -1,0 +1,222 @@
+"""How an order becomes work for streams.
+
+Bytes pass through staging memory on the device, so the host's side of a copy is whole slots, and runs of slots,
+whatever the layout of the device: the bus moves few and large pieces at its full speed, and a kernel puts them
+where they belong at the speed of the device's own memory.
+
+    store   blocks ──gather──▶ staging ──bus──▶ slots          load   slots ──bus──▶ staging ──scatter──▶ blocks
+
+An order is cut into chunks that fit into staging memory. Chunks take turns between two lanes, so one is on the bus
+while the other is gathered or scattered. A lane is a stream with staging memory of its own: what it is given is
+carried out one after the other, and nothing else protects its memory, nor has to. On the bus, chunks wait for each
+other: two at a time would end at the same time, and leave it idle while both are scattered.
+
+    lane 0    [bus chunk 0][scatter 0]         [bus chunk 2][scatter 2]
+    lane 1                 [bus chunk 1][scatter 1]         ···
+    control   [upload]                                                    [check]  ← done
+
+Gather and scatter wait for the mark that came with the order, a point of the engine's own stream. The bus does
+not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from forebay.copier.faults import GARBAGE
+from forebay.copier.streams import Addresses, Columns, Event, Gpu, Numbers, Part, Staging, Stream, Table
+from forebay.errors import ForebayError
+from forebay.transfers import CopyOrder, Direction
+
+LANES = 2
+MAX_ROWS_AT_ONCE = 32_768
+"""Rows of a chunk, however small they are: a kernel's grid has an end."""
+
+
+class Slots(Protocol):
+    """The host's side: `forebay.copier.pages.HostPages`."""
+
+    @property
+    def bytes_per_slot(self) -> int: ...
+
+    def addresses(self, slots: Numbers) -> Addresses: ...
+
+    def pieces(self, slots: Numbers) -> Numbers:
+        """In which piece of memory each slot is: no copy may reach over the end of one."""
+
+
+@dataclass(slots=True)
+class Lane:
+    stream: Stream
+    staging: Staging
+    last: Event | None = None
+    """The end of the chunk it was given last."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """An order on its way."""
+
+    direction: Direction
+    ticket: int
+    done: Event | None = None
+    """None until all of it was given to the device."""
+    error: str | None = None
+    """Why it was not given to the device as a whole, if so. What was given still ends at `done`."""
+    held: list[Table] = field(default_factory=list)
+    """Memory that the device reads until then."""
+
+
+class Stager:
+    """One direction. Called from the copier's thread."""
+
+    def __init__(self, gpu: Gpu, slots: Slots, direction: Direction, staging_bytes: int) -> None:
+        self.direction = direction
+        urgent = direction is Direction.LOAD
+        self._gpu = gpu
+        self._slots = slots
+        self._control = gpu.stream(urgent=urgent)
+        self._lanes = [Lane(gpu.stream(urgent=urgent), gpu.staging(staging_bytes)) for _ in range(LANES)]
+        self._turn = 0
+        self._on_their_way: deque[Event] = deque()  # the ends of chunks
+        self._bus: Event | None = None  # the end of the last copy on the bus
+        self._parts = gpu.parts(staging_bytes)
+        widest = max(part.num_bytes for part in self._parts)
+        self.rows_at_once = max(1, min(MAX_ROWS_AT_ONCE, staging_bytes // widest))
+
+    @property
+    def ahead(self) -> int:
+        """How many chunks the device has still to do of those it was given."""
+        while self._on_their_way and self._on_their_way[0].query():
+            self._on_their_way.popleft()
+        return len(self._on_their_way)
+
+    def issue(
+        self, order: CopyOrder, columns: Columns, mark: Event | None, ticket: int, *, garbage: bool = False
+    ) -> Iterator[Flight]:
+        """Give the order to the device, one chunk between two yields. What is yielded last is complete.
+
+        With `garbage`, blocks are not loaded but filled with it: an injected failure."""
+        flight = Flight(order.direction, ticket)
+        try:
+            # In the order of slots, neighbours can travel together.
+            by_slot = np.argsort(np.asarray(columns.slots, dtype=np.int64), kind="stable")
+            columns = Columns(*(np.asarray(column, dtype=np.int64)[by_slot] for column in columns))
+            table = self._upload(flight, columns)
+            after = [self._control.record()]
+            if mark is not None:
+                after.append(mark)
+            if order.move_to and not garbage:
+                after.append(self._move(flight, order, after))
+            rows = len(columns.slots)
+            for first in range(0, rows, self.rows_at_once):
+                count = min(self.rows_at_once, rows - first)
+                if garbage:
+                    self._spoil(self._next_lane(), table, first, count, after)
+                else:
+                    self._chunk(self._next_lane(), table, columns, first, count, after)
+                if first + count < rows:
+                    yield flight
+            for lane in self._lanes:
+                if lane.last is not None:
+                    self._control.wait(lane.last)
+            if garbage:
+                raise ForebayError("injected")
+            if self.direction is Direction.LOAD:
+                self._gpu.check(self._control, table, ticket)
+            else:
+                self._gpu.seal(self._control, table, ticket)
+        except Exception as error:  # noqa: BLE001 - a device that fails fails in many ways
+            flight.error = f"{type(error).__name__}: {error}"
+            # Part of it may be on its way: wait for both lanes, whatever they were given.
+            for lane in self._lanes:
+                self._control.wait(lane.stream.record())
+        flight.done = self._control.record()
+        yield flight
+
+    def synchronize(self) -> None:
+        for lane in self._lanes:
+            lane.stream.synchronize()
+        self._control.synchronize()
+
+    def _upload(self, flight: Flight, columns: Columns) -> Table:
+        table = self._gpu.upload(self._control, columns)
+        flight.held.append(table)
+        return table
+
+    def _next_lane(self) -> Lane:
+        lane = self._lanes[self._turn]
+        self._turn = (self._turn + 1) % LANES
+        return lane
+
+    def _chunk(
+        self, lane: Lane, table: Table, columns: Columns, first: int, count: int, after: list[Event]
+    ) -> None:
+        gpu, stream, staging = self._gpu, lane.stream, lane.staging
+        slots = np.asarray(columns.slots)[first : first + count]
+        if self.direction is Direction.STORE:
+            for event in after:
+                stream.wait(event)
+        for part in self._parts:
+            hosts, stages, sizes = self._runs(slots, part, staging)
+            if self.direction is Direction.STORE:
+                gpu.gather(stream, table, first, count, part, staging)
+                self._copy(stream, hosts, stages, sizes)
+                continue
+            self._copy(stream, stages, hosts, sizes)
+            for event in after:
+                stream.wait(event)
+            gpu.scatter(stream, table, first, count, part, staging)
+        lane.last = stream.record()
+        self._on_their_way.append(lane.last)
+
+    def _copy(self, stream: Stream, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
+        if self._bus is not None:
+            stream.wait(self._bus)
+        self._gpu.copy(stream, destinations, sources, sizes)
+        self._bus = stream.record()
+
+    def _spoil(self, lane: Lane, table: Table, first: int, count: int, after: list[Event]) -> None:
+        self._gpu.fill(lane.stream, lane.staging, GARBAGE)
+        for event in after:
+            lane.stream.wait(event)
+        for part in self._parts:
+            self._gpu.scatter(lane.stream, table, first, count, part, lane.staging)
+        lane.last = lane.stream.record()
+
+    def _runs(self, slots: Numbers, part: Part, staging: Staging) -> tuple[Addresses, Addresses, Addresses]:
+        """What to copy between host and staging: neighbouring slots together."""
+        addresses = self._slots.addresses(slots) + np.uint64(part.offset)
+        width = part.num_bytes
+        starts = np.arange(len(slots), dtype=np.int64)
+        if width == self._slots.bytes_per_slot:
+            pieces = self._slots.pieces(slots)
+            apart = (np.diff(slots) != 1) | (np.diff(pieces) != 0)
+            starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
+        counts = np.diff(np.append(starts, len(slots)))
+        stages = (staging.address + starts * width).astype(np.uint64)
+        return addresses[starts], stages, (counts * width).astype(np.uint64)
+
+    def _move(self, flight: Flight, order: CopyOrder, after: list[Event]) -> Event:
+        """Copies within the device. A source may be the destination of another move, so all sources are read
+        before anything is written; to make that fit, a few tiles of all blocks at a time."""
+        lane = self._next_lane()
+        rows = len(order.move_to)
+        nothing = np.zeros(rows, dtype=np.int64)
+        sources = self._upload(flight, Columns(order.move_from, nothing, nothing, nothing))
+        destinations = self._upload(flight, Columns(order.move_to, nothing, nothing, nothing))
+        for event in (*after, self._control.record()):
+            lane.stream.wait(event)
+        parts = self._gpu.parts(lane.staging.num_bytes // rows)
+        if any(part.num_bytes * rows > lane.staging.num_bytes for part in parts):
+            raise ForebayError(f"{rows} moves at once do not fit into {lane.staging.num_bytes} bytes of staging")
+        for part in parts:
+            self._gpu.gather(lane.stream, sources, 0, rows, part, lane.staging)
+            self._gpu.scatter(lane.stream, destinations, 0, rows, part, lane.staging)
+        lane.last = lane.stream.record()
+        return lane.last

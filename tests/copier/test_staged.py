@@ -1,0 +1,290 @@
+"""The copier of a device with streams of its own: its thread, its order of things, and what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+
+import pytest
+
+from forebay.copier import Copier, InjectedFaults
+from forebay.copier import staged as module
+from forebay.copier.checksum import Verify
+from forebay.copier.faults import GARBAGE
+from forebay.copier.pages import HostPages
+from forebay.copier.staged import StagedCopier
+from forebay.errors import InvariantError
+from forebay.ids import Key, Rank
+from forebay.transfers import CopyOrder, Direction, Outcome
+from tests.copier.builders import block_bytes, load, make_regions, poll_until, run, store
+from tests.copier.fake_gpu import FakeGpu
+
+DONE, FAILED, MISMATCH = Outcome.DONE, Outcome.FAILED, Outcome.MISMATCH
+SLOTS = 16
+
+
+class Rig:
+    """A copier over a fake device. `gpu.hold` stops the device."""
+
+    def __init__(self, **settings: object) -> None:
+        self.regions = make_regions(num_blocks=12)
+        self.gpu = FakeGpu(self.regions, Random(7))
+        self.pages = HostPages(SLOTS, self.gpu.bytes_per_block, threads=1)
+        assert self.pages.wait(30)
+        settings = {"rank": Rank(3), "load_staging_bytes": 300, "store_staging_bytes": 100} | settings
+        self.copier = StagedCopier(self.gpu, self.pages, **settings)  # type: ignore[arg-type]
+
+    def block(self, block: int) -> bytes:
+        return block_bytes(self.regions, block)
+
+    @property
+    def blocks(self) -> list[bytes]:
+        return [self.block(block) for block in range(12)]
+
+    def slot(self, slot: int) -> bytes:
+        return self.pages.row(slot).tobytes()
+
+    def run(self, *orders: CopyOrder) -> dict[int, Outcome]:
+        return run(self.copier, *orders)
+
+
+def keyed(order: CopyOrder, prefix: str = "key") -> CopyOrder:
+    return order._replace(keys=[Key(f"{prefix} of slot {slot:4} and more".encode()) for slot in order.slots])
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Rig]]:
+    rigs: list[Rig] = []
+
+    def make(**settings: object) -> Rig:
+        rigs.append(Rig(**settings))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.gpu.held = False
+        rig.copier.close()
+
+
+def test_it_fulfils_the_contract(make: Callable[..., Rig]) -> None:
+    rig = make()
+    contract: Copier = rig.copier
+    assert contract.poll() == []
+    assert (contract.slots, contract.ready) == (SLOTS, SLOTS)
+
+
+def test_blocks_come_back_byte_for_byte(make: Callable[..., Rig]) -> None:
+    rig = make()
+    before = rig.blocks
+    assert rig.run(keyed(store(1, {0: 5, 7: 0, 3: 2}))) == {1: DONE}
+    assert [rig.slot(slot) for slot in (5, 0, 2)] == [before[0], before[7], before[3]]
+    assert rig.blocks == before
+    assert rig.run(keyed(load(2, {1: 5, 4: 0, 0: 2}, {9: 8}))) == {2: DONE}
+    assert rig.blocks == [before[of] for of in (3, 0, 2, 3, 7, 5, 6, 7, 8, 8, 10, 11)]
+
+
+def test_an_order_waits_for_what_the_engine_had_given_the_device(make: Callable[..., Rig]) -> None:
+    rig = make()
+    rig.gpu.compute.give(lambda: rig.regions[0][4].fill_(77))
+    rig.run(keyed(store(1, {4: 1})))
+    assert rig.slot(1)[:64] == bytes([77]) * 64
+
+
+def test_submitting_does_not_wait_and_loads_go_first(make: Callable[..., Rig]) -> None:
+    rig = make()
+    everything = {block: block for block in range(12)}
+    rig.run(keyed(store(1, everything)))
+    rig.gpu.held = True
+    rig.copier.submit(keyed(store(2, everything)))
+    while rig.copier._stagers[Direction.STORE].ahead < 4:
+        time.sleep(0.001)
+    rig.copier.submit(load(3, everything))
+    rig.copier.submit(load(4, {0: 0}))
+    while len(rig.copier._flights[Direction.LOAD]) < 2:
+        time.sleep(0.001)
+    assert not rig.copier._flights[Direction.STORE], "the rest of the store waits"
+    assert rig.copier.poll() == []
+    rig.gpu.held = False
+    reports = poll_until(rig.copier, lambda reports: len(reports) == 3)
+    assert {report.outcome for report in reports} == {DONE}
+
+
+@pytest.mark.parametrize(
+    "order", [store(2, {12: 0}), load(2, {0: SLOTS}), load(2, {0: -1}), load(2, {0: 0}, {0: 1})]
+)
+def test_an_order_that_makes_no_sense_fails_alone(
+    make: Callable[..., Rig], order: CopyOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    before = rig.blocks
+    assert rig.run(store(1, {0: 0}), order, store(3, {1: 1})) == {1: DONE, 2: FAILED, 3: DONE}
+    assert rig.blocks == before
+    assert "transfer 2 was refused" in caplog.text
+
+
+def test_slots_that_are_not_ready_are_refused(make: Callable[..., Rig]) -> None:
+    rig = make()
+    rig.pages.ready = 4
+    assert rig.run(store(1, {0: 3}), store(2, {0: 4})) == {1: DONE, 2: FAILED}
+    rig.pages.ready = SLOTS
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_an_error_of_the_device_fails_that_order_only(
+    make: Callable[..., Rig], nth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    rig.run(keyed(store(1, {0: 0, 1: 1, 2: 2, 3: 3})))
+    rig.gpu.refused = {rig.gpu.calls + nth}
+    assert rig.run(keyed(load(2, {4: 0, 5: 1, 6: 2, 7: 3}, {8: 9}))) == {2: FAILED}
+    assert "transfer 2 could not be copied: RuntimeError: out of luck" in caplog.text
+    assert rig.run(keyed(load(3, {4: 0, 5: 1, 6: 2, 7: 3}))) == {3: DONE}
+    assert [rig.block(block) for block in (4, 5, 6, 7)] == [rig.block(block) for block in range(4)]
+
+
+def test_when_the_thread_dies_nothing_is_on_its_way_any_more_and_another_goes_on(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    chunk = module.Stager._chunk
+    chunks = iter(range(100))
+
+    def dies(self: module.Stager, *args: object) -> None:
+        if next(chunks) == 1:
+            raise SystemExit("struck")
+        chunk(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.Stager, "_chunk", dies)
+    rig.gpu.held = True
+    rig.copier.submit(store(1, {block: block for block in range(12)}))
+    rig.copier.submit(store(2, {0: 12}))
+    rig.copier._thread.join()
+    rig.gpu.held = False
+    reports = poll_until(rig.copier, lambda reports: len(reports) == 2)
+    assert {report.outcome for report in reports} == {FAILED}
+    assert rig.gpu.run(1) == 0, "something was still on its way"
+    assert "the copying thread died (SystemExit('struck')); orders failed with it: 2" in caplog.text
+    assert rig.run(store(3, {0: 12})) == {3: DONE}
+
+
+def test_too_many_on_their_way(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TICKETS", 2)
+    rig = make()
+    rig.gpu.held = True
+    for number in range(4):
+        rig.copier.submit(load(number, {}))
+    while rig.copier._jobs.qsize():
+        time.sleep(0.001)
+    time.sleep(0.05)
+    rig.gpu.held = False
+    reports = poll_until(rig.copier, lambda reports: len(reports) == 4)
+    assert sorted(report.outcome.value for report in reports) == ["done", "done", "failed", "failed"]
+    assert rig.run(load(9, {})) == {9: DONE}
+
+
+# --- injected ---------------------------------------------------------------------------------------------
+
+
+def test_an_injected_failure_leaves_garbage_where_it_should_have_written(make: Callable[..., Rig]) -> None:
+    rig = make(faults=InjectedFaults(fail_chance=1.0))
+    before = rig.blocks
+    garbage = bytes([GARBAGE]) * rig.gpu.bytes_per_block
+    assert rig.run(keyed(store(1, {0: 5}))) == {1: FAILED}
+    assert rig.slot(5) == garbage
+    assert rig.run(keyed(load(2, {1: 5, 2: 6}, {9: 8}))) == {2: FAILED}
+    assert rig.blocks == [garbage if block in (1, 2, 9) else before[block] for block in range(12)]
+
+
+def test_a_killed_thread_leaves_garbage_and_is_replaced(make: Callable[..., Rig]) -> None:
+    rig = make(faults=InjectedFaults(kill_nth=(2, 3)))
+    garbage = bytes([GARBAGE]) * rig.gpu.bytes_per_block
+    assert rig.run(store(1, {0: 5})) == {1: DONE}
+    assert rig.run(load(2, {1: 5}, {9: 8})) == {2: FAILED}
+    assert {rig.block(1), rig.block(9)} == {garbage}
+    assert rig.run(store(3, {0: 6})) == {3: FAILED}
+    assert rig.slot(6) == garbage
+    assert rig.run(load(4, {1: 5})) == {4: DONE}
+    assert rig.block(1) == rig.block(0)
+
+
+def test_a_flipped_bit_is_noticed(make: Callable[..., Rig], caplog: pytest.LogCaptureFixture) -> None:
+    rig = make(faults=InjectedFaults(fail_chance=1.0, spoil="flip"))
+    assert rig.run(keyed(store(1, {0: 0, 1: 1}))) == {1: DONE}
+    assert rig.slot(0) != rig.block(0)
+    assert rig.run(keyed(load(2, {2: 0, 3: 1}))) == {2: MISMATCH}
+    assert "transfer 2: 1 of 2 blocks are not what was stored" in caplog.text
+    assert rig.run(keyed(load(3, {3: 1}))) == {3: DONE}
+
+
+def test_a_slot_that_is_reused_under_a_load_is_noticed(make: Callable[..., Rig]) -> None:
+    rig = make(faults=InjectedFaults(fail_chance=1.0, spoil="reuse"))
+    assert rig.run(keyed(store(1, {0: 0, 1: 1}))) == {1: DONE}
+    assert rig.run(keyed(load(2, {2: 0, 3: 1}))) == {2: MISMATCH}
+
+
+def test_a_slot_that_holds_another_key_is_noticed(make: Callable[..., Rig]) -> None:
+    rig = make()
+    rig.run(keyed(store(1, {0: 0, 1: 1})))
+    rig.run(keyed(store(2, {2: 1}), "other"))
+    assert rig.run(keyed(load(3, {4: 0, 5: 1}))) == {3: MISMATCH}
+    assert rig.run(keyed(load(4, {5: 1}), "other")) == {4: DONE}
+
+
+def test_a_copy_reported_before_it_is_done_is_noticed_and_has_ended_when_it_is_told(
+    make: Callable[..., Rig], caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make(faults=InjectedFaults(fail_chance=1.0, spoil="early"))
+    for number, order in enumerate((store(1, {0: 0, 1: 1}), load(2, {2: 0, 3: 1}))):
+        assert rig.run(keyed(order)) == {number + 1: MISMATCH}
+        assert rig.gpu.run(1) == 0
+    assert "transfer 1 was reported before it was done" in caplog.text
+
+
+def test_unverified_copies_see_nothing(make: Callable[..., Rig]) -> None:
+    rig = make(verify=Verify.OFF, faults=InjectedFaults(fail_chance=1.0, spoil="flip"))
+    assert rig.run(keyed(store(1, {0: 0}))) == {1: DONE}
+    assert rig.run(keyed(load(2, {2: 0}))) == {2: DONE}
+    assert rig.block(2) != rig.block(0)
+
+
+def test_reports_are_held_back_for_so_many_polls(make: Callable[..., Rig]) -> None:
+    rig = make(faults=InjectedFaults(delay_polls=3))
+    rig.copier.submit(store(1, {0: 0}))
+    while not rig.copier._held:
+        assert rig.copier.poll() == []
+    assert [rig.copier.poll() for _ in range(3)][:2] == [[], []]
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+def test_close_waits_for_bytes_on_their_way_and_may_be_called_twice(make: Callable[..., Rig]) -> None:
+    rig = make()
+    before = rig.blocks
+    orders = [keyed(store(1, {block: block for block in range(12)})), keyed(load(2, {}))]
+    for order in orders:
+        rig.copier.submit(order)
+    seen: list[bytes] = []
+    close = rig.pages.close
+    rig.pages.close = lambda: (seen.extend(rig.slot(slot) for slot in range(12)), close())  # type: ignore
+    rig.copier.close()
+    assert seen == before
+    assert {report.outcome for report in rig.copier.poll()} == {DONE}
+    rig.pages.close = close  # type: ignore[method-assign]
+    rig.copier.close()
+    with pytest.raises(InvariantError):
+        rig.copier.submit(store(3, {0: 0}))
+
+
+def test_close_when_the_device_is_gone(make: Callable[..., Rig], caplog: pytest.LogCaptureFixture) -> None:
+    rig = make()
+
+    def gone(self: object) -> None:
+        raise RuntimeError("driver shutting down")
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(module.Stager, "synchronize", gone)
+        rig.copier.close()
+    assert "the device does not answer: RuntimeError('driver shutting down')" in caplog.text
