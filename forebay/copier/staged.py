@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from queue import Empty
+from time import monotonic
 
 import numpy as np
 
 from forebay.copier.checksum import Verify, sampled, seeds
-from forebay.copier.faults import GARBAGE, InjectedFaults, Spoil
-from forebay.copier.orders import fault_of
+from forebay.copier.faults import GARBAGE, Fate, InjectedFaults, Spoil
+from forebay.copier.orders import fault_of, ids
 from forebay.copier.pages import HostPages
-from forebay.copier.stager import Flight, Stager
+from forebay.copier.stager import Flight, Stager, Work
 from forebay.copier.streams import Columns, Event, Gpu
 from forebay.copier.threaded import Job, Jobs, Stop, ThreadedCopier
 from forebay.errors import ensure
@@ -28,10 +29,12 @@ STORE_STAGING_BYTES = 32 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
 
 _TICKETS = 4096
-_LOOK_AGAIN_S = 0.0002
-_AHEAD = ((Direction.LOAD, 3), (Direction.STORE, 4), (Direction.LOAD, 16))
+_LOOK_AGAIN_S = 0.002
+_AHEAD = ((Direction.LOAD, 6), (Direction.STORE, 6), (Direction.LOAD, 16))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
-does not stand still when the engine keeps this thread from running for a while."""
+does not stand still while this thread waits, or when the engine keeps it from running."""
+_ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
+_FEW_WAIT_S = 0.025
 
 
 class StagedCopier(ThreadedCopier):
@@ -57,7 +60,7 @@ class StagedCopier(ThreadedCopier):
         }
         self._tickets = deque(range(_TICKETS))
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
-        self._flights: dict[Direction, deque[tuple[Job, Flight]]] = {each: deque() for each in Direction}
+        self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
 
     @property
@@ -83,10 +86,12 @@ class StagedCopier(ThreadedCopier):
 
     def _look(self) -> None:
         for flights in self._flights.values():
-            while flights and (self._has_landed(flights[0][1]) or flights[0][0].fate.spoils is Spoil.EARLY):
-                job, flight = flights.popleft()
-                self._ended.append((job, self._outcome(job, flight)))
+            while flights and (self._has_landed(flights[0][1]) or flights[0][0][0].fate.spoils is Spoil.EARLY):
+                jobs, flight = flights.popleft()
+                self._ended.extend((job, self._outcome(job, flight)) for job in jobs)
                 self._tickets.append(flight.ticket)
+                for table in flight.held:
+                    self._gpu.drop(table)
 
     def _has_landed(self, flight: Flight) -> bool:
         try:
@@ -135,13 +140,17 @@ class StagedCopier(ThreadedCopier):
 
     def _serve(self, jobs: Jobs) -> None:
         self._gpu.enter()
-        begun: dict[Direction, deque[tuple[Job, Iterator[Flight]]]] = {each: deque() for each in Direction}
+        begun: dict[Direction, deque[tuple[list[Job], Iterator[Flight]]]] = {each: deque() for each in Direction}
+        few = _Few(self.bytes_per_block)
         stopping = False
-        while not stopping or any(begun.values()):
+        while not stopping or few.jobs or any(begun.values()):
+            if few.jobs and (stopping or few.are_due()):
+                together = few.take()
+                begun[Direction.STORE].append((together, self._issue(together)))
             direction = self._next_direction(begun)
             try:
                 # With something to give the device, only look; with something to wait for, look again soon.
-                wait_s = _LOOK_AGAIN_S if any(begun.values()) else None
+                wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
                 job = jobs.get(block=direction is None, timeout=wait_s)
             except Empty:
                 if direction is not None:
@@ -149,8 +158,11 @@ class StagedCopier(ThreadedCopier):
                 continue
             if isinstance(job, Stop):
                 stopping = True
-            else:
-                begun[job.order.direction].append((job, self._chunks(job)))
+            elif not self._is_refused(job):
+                if job.order.direction is Direction.STORE and job.fate == Fate():
+                    few.add(job)
+                else:
+                    begun[job.order.direction].append(([job], self._fated(job)))
 
     def _next_direction(self, begun: Mapping[Direction, Sized]) -> Direction | None:
         """Whose chunk comes next. A request waits for a load, so loads are first, and are given far ahead; but
@@ -160,75 +172,107 @@ class StagedCopier(ThreadedCopier):
                 return direction
         return None
 
-    def _advance(self, begun: deque[tuple[Job, Iterator[Flight]]]) -> None:
-        job, chunks = begun[0]
+    def _advance(self, begun: deque[tuple[list[Job], Iterator[Flight]]]) -> None:
+        jobs, chunks = begun[0]
         flight = next(chunks, None)
-        if flight is None or self._note(job, flight):
+        if flight is None or flight.done is not None:
             begun.popleft()
+        if flight is not None and flight.done is not None:
+            self._flights[flight.direction].append((jobs, flight))
 
-    def _note(self, job: Job, flight: Flight) -> bool:
-        """Whether all of it is on its way."""
-        if flight.done is None:
-            return False
-        self._flights[flight.direction].append((job, flight))
-        return True
-
-    def _chunks(self, job: Job) -> Iterator[Flight]:
-        """Nothing if the order is not carried out. Then it has ended."""
-        order, fate = job.order, job.fate
-        fault = fault_of(order, self._gpu.num_blocks, self._pages.ready)
+    def _is_refused(self, job: Job) -> bool:
+        fault = fault_of(job.order, self._gpu.num_blocks, self._pages.ready)
         if fault is None and not self._tickets:
             fault = f"{_TICKETS} are on their way already"
         if fault is not None:
-            self._warn_once("refused", "transfer %d was refused: %s", order.id, fault)
+            self._warn_once("refused", "transfer %d was refused: %s", job.order.id, fault)
             self._ended.append((job, Outcome.FAILED))
-            return
-        if fate.fails or fate.kills:
-            yield from self._fail(job)
-            return
-        if fate.spoils is Spoil.REUSE and order.slots:
-            self._reuse(order)
-        yield from self._stager(order).issue(order, self._columns(order), job.mark, self._ticket())
+        return fault is not None
 
-    def _fail(self, job: Job) -> Iterator[Flight]:
-        """An injected failure: garbage wherever the order would have written."""
-        order = job.order
-        if order.direction is Direction.STORE:
-            for slot in order.slots:
-                self._pages.row(slot)[:] = GARBAGE
-            self._ended.append((job, Outcome.FAILED))
-        else:
-            written = [*order.blocks, *order.move_to]
-            nothing = np.zeros(len(written), dtype=np.int64)
-            columns = Columns(written, nothing, nothing, nothing)
-            yield from self._stager(order).issue(order, columns, job.mark, self._ticket(), garbage=True)
-        if job.fate.kills:
-            raise SystemExit("injected")
+    def _issue(self, jobs: list[Job]) -> Iterator[Flight]:
+        """As one flight. All are of one direction, and were submitted in this order."""
+        orders = [job.order for job in jobs]
+        columns = [self._columns(order) for order in orders]
+        work = Work(
+            Columns(*map(np.concatenate, zip(*columns, strict=True))),
+            jobs[-1].mark,  # a later point of the same stream
+            ids([block for order in orders for block in order.move_from]),
+            ids([block for order in orders for block in order.move_to]),
+        )
+        return self._stagers[orders[0].direction].issue(work, self._ticket())
 
-    def _stager(self, order: CopyOrder) -> Stager:
-        return self._stagers[order.direction]
+    def _columns(self, order: CopyOrder) -> Columns:
+        blocks, slots = ids(order.blocks), ids(order.slots)
+        nothing = np.zeros(len(slots), dtype=np.int64)
+        if self._verify is Verify.OFF or not order.keys:
+            return Columns(blocks, slots, nothing, nothing)
+        found = seeds(order.keys)
+        wanted = sampled(found) if self._verify is Verify.SAMPLED else np.ones(len(slots), dtype=np.bool_)
+        return Columns(blocks, slots, found.view(np.int64), wanted.astype(np.int64))
 
     def _ticket(self) -> int:
         ticket = self._tickets.popleft()
         self._gpu.expect(ticket)
         return ticket
 
-    def _columns(self, order: CopyOrder) -> Columns:
-        rows = len(order.slots)
-        nothing = np.zeros(rows, dtype=np.int64)
-        if self._verify is Verify.OFF or not order.keys:
-            return Columns(order.blocks, order.slots, nothing, nothing)
-        found = seeds(order.keys)
-        wanted = sampled(found) if self._verify is Verify.SAMPLED else np.ones(rows, dtype=bool)
-        return Columns(order.blocks, order.slots, found.view(np.int64), wanted.astype(np.int64))
+    # --- injected faults ----------------------------------------------------------------------------------
 
-    def _reuse(self, order: CopyOrder) -> None:
-        """An injected fault: the first slot of a load is filled with something else before it is read."""
-        block, slot = order.blocks[0], order.slots[0]
-        other = [Key(bytes([key[0] ^ 1]) + key[1:]) for key in order.keys[:1]]
-        store = CopyOrder(order.id, Direction.STORE, [block], [slot], [], [], other)
-        ticket, stager = self._ticket(), self._stager(store)
-        for _ in stager.issue(store, self._columns(store), None, ticket):
-            pass
-        stager.synchronize()
-        self._tickets.append(ticket)
+    def _fated(self, job: Job) -> Iterator[Flight]:
+        if job.fate.fails or job.fate.kills:
+            yield from self._fail(job)
+            return
+        if job.fate.spoils is Spoil.REUSE and job.order.slots:
+            self._reuse(job)
+        yield from self._issue([job])
+
+    def _fail(self, job: Job) -> Iterator[Flight]:
+        """Garbage wherever the order would have written."""
+        order = job.order
+        if order.direction is Direction.STORE:
+            for slot in order.slots:
+                self._pages.row(slot)[:] = GARBAGE
+            self._ended.append((job, Outcome.FAILED))
+        else:
+            written = ids([*order.blocks, *order.move_to])
+            nothing = np.zeros(len(written), dtype=np.int64)
+            work = Work(Columns(written, nothing, nothing, nothing), job.mark, garbage=True)
+            yield from self._stagers[order.direction].issue(work, self._ticket())
+        if job.fate.kills:
+            raise SystemExit("injected")
+
+    def _reuse(self, job: Job) -> None:
+        """The first slot of a load is filled with something else before it is read."""
+        block, slot, key = job.order.blocks[0], job.order.slots[0], job.order.keys[0]
+        other = Key(bytes([key[0] ^ 1]) + key[1:])
+        store = CopyOrder(job.order.id, Direction.STORE, [block], [slot], [], [], [other])
+        *_, flight = self._issue([job._replace(order=store)])
+        self._stagers[Direction.STORE].synchronize()
+        self._tickets.append(flight.ticket)
+
+
+class _Few:
+    """Stores that are too small to be worth a flight of their own, until there are enough of them or the first has
+    waited long enough. Requests that decode fill a block every few steps, and nobody waits for it."""
+
+    def __init__(self, bytes_per_block: int) -> None:
+        self.jobs: list[Job] = []
+        self._blocks = 0
+        self._enough = min(_ENOUGH_BLOCKS, _ENOUGH_BYTES // bytes_per_block)
+        self._due_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._due_s - monotonic())
+
+    def are_due(self) -> bool:
+        return self._blocks >= self._enough or not self.left_s
+
+    def add(self, job: Job) -> None:
+        if not self.jobs:
+            self._due_s = monotonic() + _FEW_WAIT_S
+        self.jobs.append(job)
+        self._blocks += len(job.order.blocks)
+
+    def take(self) -> list[Job]:
+        jobs, self.jobs, self._blocks = self.jobs, [], 0
+        return jobs

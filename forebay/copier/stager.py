@@ -1,4 +1,4 @@
-"""How an order becomes work for streams.
+"""How orders become work for streams.
 
 Bytes pass through staging memory on the device, so the host's side of a copy is whole slots, and runs of slots,
 whatever the layout of the device: the bus moves few and large pieces at its full speed, and a kernel puts them
@@ -24,16 +24,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from forebay.copier.faults import GARBAGE
 from forebay.copier.streams import Addresses, Columns, Event, Gpu, Numbers, Part, Staging, Stream, Table
 from forebay.errors import ForebayError
-from forebay.transfers import CopyOrder, Direction
+from forebay.transfers import Direction
 
 LANES = 2
+_NOTHING: Numbers = np.empty(0, dtype=np.int64)
+_FIRST: Numbers = np.zeros(1, dtype=np.int64)
+
 MAX_ROWS_AT_ONCE = 32_768
 """Rows of a chunk, however small they are: a kernel's grid has an end."""
 
@@ -48,6 +51,46 @@ class Slots(Protocol):
 
     def pieces(self, slots: Numbers) -> Numbers:
         """In which piece of memory each slot is: no copy may reach over the end of one."""
+
+
+class Work(NamedTuple):
+    """What is given to the device as one flight: an order, or several."""
+
+    columns: Columns
+    mark: Event | None
+    """What the device must have passed before blocks are touched."""
+    move_from: Numbers = _NOTHING
+    move_to: Numbers = _NOTHING
+    garbage: bool = False
+    """Whether blocks are filled with garbage instead of what is in the slots: an injected failure."""
+
+
+class Way(NamedTuple):
+    """Where the slots of some rows are, and which of them are neighbours."""
+
+    addresses: Addresses
+    breaks: Numbers
+    """Rows whose slot does not follow that of the row before."""
+    bytes_per_slot: int
+
+    @classmethod
+    def of(cls, memory: Slots, slots: Numbers) -> Way:
+        apart = (np.diff(slots) != 1) | (np.diff(memory.pieces(slots)) != 0)
+        return cls(memory.addresses(slots), np.flatnonzero(apart) + 1, memory.bytes_per_slot)
+
+    def runs(self, first: int, count: int, part: Part, staging: Staging) -> tuple[Addresses, Addresses, Addresses]:
+        """What to copy between host and staging for these rows: neighbours together, if whole slots are copied."""
+        width = part.num_bytes
+        if width == self.bytes_per_slot:
+            inner = self.breaks[
+                np.searchsorted(self.breaks, first + 1) : np.searchsorted(self.breaks, first + count)
+            ]
+            starts = np.concatenate((_FIRST, inner - first))
+        else:
+            starts = np.arange(count, dtype=np.int64)
+        sizes = np.diff(starts, append=count) * width
+        hosts = self.addresses[starts + first] + np.uint64(part.offset)
+        return hosts, (staging.address + starts * width).view(np.uint64), sizes.view(np.uint64)
 
 
 @dataclass(slots=True)
@@ -96,36 +139,30 @@ class Stager:
             self._on_their_way.popleft()
         return len(self._on_their_way)
 
-    def issue(
-        self, order: CopyOrder, columns: Columns, mark: Event | None, ticket: int, *, garbage: bool = False
-    ) -> Iterator[Flight]:
-        """Give the order to the device, one chunk between two yields. What is yielded last is complete.
-
-        With `garbage`, blocks are not loaded but filled with it: an injected failure."""
-        flight = Flight(order.direction, ticket)
+    def issue(self, work: Work, ticket: int) -> Iterator[Flight]:
+        """Give the work to the device, one chunk between two yields. What is yielded last is complete."""
+        flight = Flight(self.direction, ticket)
         try:
             # In the order of slots, neighbours can travel together.
-            by_slot = np.argsort(np.asarray(columns.slots, dtype=np.int64), kind="stable")
-            columns = Columns(*(np.asarray(column, dtype=np.int64)[by_slot] for column in columns))
+            by_slot = np.argsort(work.columns.slots, kind="stable")
+            columns = Columns(*(column[by_slot] for column in work.columns))
             table = self._upload(flight, columns)
             after = [self._control.record()]
-            if mark is not None:
-                after.append(mark)
-            if order.move_to and not garbage:
-                after.append(self._move(flight, order, after))
+            if work.mark is not None:
+                after.append(work.mark)
+            if len(work.move_to):
+                after.append(self._move(flight, work, after))
             rows = len(columns.slots)
+            way = None if work.garbage else Way.of(self._slots, columns.slots)
             for first in range(0, rows, self.rows_at_once):
                 count = min(self.rows_at_once, rows - first)
-                if garbage:
-                    self._spoil(self._next_lane(), table, first, count, after)
-                else:
-                    self._chunk(self._next_lane(), table, columns, first, count, after)
+                self._chunk(self._next_lane(), table, first, count, way, after)
                 if first + count < rows:
                     yield flight
             for lane in self._lanes:
                 if lane.last is not None:
                     self._control.wait(lane.last)
-            if garbage:
+            if work.garbage:
                 raise ForebayError("injected")
             if self.direction is Direction.LOAD:
                 self._gpu.check(self._control, table, ticket)
@@ -155,20 +192,23 @@ class Stager:
         return lane
 
     def _chunk(
-        self, lane: Lane, table: Table, columns: Columns, first: int, count: int, after: list[Event]
+        self, lane: Lane, table: Table, first: int, count: int, way: Way | None, after: list[Event]
     ) -> None:
         gpu, stream, staging = self._gpu, lane.stream, lane.staging
-        slots = np.asarray(columns.slots)[first : first + count]
         if self.direction is Direction.STORE:
             for event in after:
                 stream.wait(event)
         for part in self._parts:
-            hosts, stages, sizes = self._runs(slots, part, staging)
-            if self.direction is Direction.STORE:
+            if self.direction is Direction.STORE and way is not None:
                 gpu.gather(stream, table, first, count, part, staging)
+                hosts, stages, sizes = way.runs(first, count, part, staging)
                 self._copy(stream, hosts, stages, sizes)
                 continue
-            self._copy(stream, stages, hosts, sizes)
+            if way is not None:
+                hosts, stages, sizes = way.runs(first, count, part, staging)
+                self._copy(stream, stages, hosts, sizes)
+            else:
+                gpu.fill(stream, staging, GARBAGE)
             for event in after:
                 stream.wait(event)
             gpu.scatter(stream, table, first, count, part, staging)
@@ -181,35 +221,14 @@ class Stager:
         self._gpu.copy(stream, destinations, sources, sizes)
         self._bus = stream.record()
 
-    def _spoil(self, lane: Lane, table: Table, first: int, count: int, after: list[Event]) -> None:
-        self._gpu.fill(lane.stream, lane.staging, GARBAGE)
-        for event in after:
-            lane.stream.wait(event)
-        for part in self._parts:
-            self._gpu.scatter(lane.stream, table, first, count, part, lane.staging)
-        lane.last = lane.stream.record()
-
-    def _runs(self, slots: Numbers, part: Part, staging: Staging) -> tuple[Addresses, Addresses, Addresses]:
-        """What to copy between host and staging: neighbouring slots together."""
-        addresses = self._slots.addresses(slots) + np.uint64(part.offset)
-        width = part.num_bytes
-        starts = np.arange(len(slots), dtype=np.int64)
-        if width == self._slots.bytes_per_slot:
-            pieces = self._slots.pieces(slots)
-            apart = (np.diff(slots) != 1) | (np.diff(pieces) != 0)
-            starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
-        counts = np.diff(np.append(starts, len(slots)))
-        stages = (staging.address + starts * width).astype(np.uint64)
-        return addresses[starts], stages, (counts * width).astype(np.uint64)
-
-    def _move(self, flight: Flight, order: CopyOrder, after: list[Event]) -> Event:
+    def _move(self, flight: Flight, work: Work, after: list[Event]) -> Event:
         """Copies within the device. A source may be the destination of another move, so all sources are read
         before anything is written; to make that fit, a few tiles of all blocks at a time."""
         lane = self._next_lane()
-        rows = len(order.move_to)
+        rows = len(work.move_to)
         nothing = np.zeros(rows, dtype=np.int64)
-        sources = self._upload(flight, Columns(order.move_from, nothing, nothing, nothing))
-        destinations = self._upload(flight, Columns(order.move_to, nothing, nothing, nothing))
+        sources = self._upload(flight, Columns(work.move_from, nothing, nothing, nothing))
+        destinations = self._upload(flight, Columns(work.move_to, nothing, nothing, nothing))
         for event in (*after, self._control.record()):
             lane.stream.wait(event)
         parts = self._gpu.parts(lane.staging.num_bytes // rows)

@@ -7,7 +7,6 @@ the events allow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -66,8 +65,8 @@ class Staging(NamedTuple):
 class Columns(NamedTuple):
     """A table, as it is uploaded."""
 
-    blocks: Sequence[int] | Numbers
-    slots: Sequence[int] | Numbers
+    blocks: Numbers
+    slots: Numbers
     seeds: Numbers
     """What the checksum of a row begins with: it says which key the bytes are for."""
     wanted: Numbers
@@ -98,6 +97,9 @@ class Gpu(Protocol):
         """All bytes of a block in as few parts as staging memory of this size allows."""
 
     def upload(self, stream: Stream, columns: Columns) -> Table: ...
+
+    def drop(self, table: Table) -> None:
+        """The device has done with it. Called from any thread."""
 
     def gather(self, stream: Stream, table: Table, first: int, count: int, part: Part, staging: Staging) -> None:
         """Blocks of rows [first, first + count) → staging, each row's part behind the one before."""

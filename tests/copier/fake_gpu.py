@@ -133,6 +133,9 @@ class FakeGpu:
         stream.give(lambda: memory.update(zip(Columns._fields, rows, strict=True)))
         return Table(memory, len(rows[0]), any(rows[3]))
 
+    def drop(self, table: Table) -> None:
+        table.memory.clear()
+
     def gather(self, stream: Any, table: Table, first: int, count: int, part: Part, staging: Staging) -> None:
         stream.give(lambda: self._move(table, first, count, part, staging, gather=True))
 

@@ -30,6 +30,7 @@ def test_nothing_said_is_no_fault() -> None:
 def test_every_setting_can_be_said() -> None:
     said: dict[str, Any] = {
         "fail_chance": 0.5,
+        "spoil": "flip",
         "only": "load",
         "delay_polls": 3,
         "kill_nth": [2, 5],
@@ -37,7 +38,7 @@ def test_every_setting_can_be_said() -> None:
         "seed": 7,
     }
     assert said.keys() == {each.name for each in fields(InjectedFaults)}
-    assert _parse(**said) == InjectedFaults(0.5, "load", 3, (2, 5), (1,), 7)
+    assert _parse(**said) == InjectedFaults(0.5, "flip", "load", 3, (2, 5), (1,), 7)
     assert said["kill_nth"] == [2, 5], "what was handed in is left alone"
 
 

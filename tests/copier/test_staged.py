@@ -33,7 +33,7 @@ class Rig:
         self.gpu = FakeGpu(self.regions, Random(7))
         self.pages = HostPages(SLOTS, self.gpu.bytes_per_block, threads=1)
         assert self.pages.wait(30)
-        settings = {"rank": Rank(3), "load_staging_bytes": 300, "store_staging_bytes": 100} | settings
+        settings = {"rank": Rank(3), "load_staging_bytes": 300, "store_staging_bytes": 88} | settings
         self.copier = StagedCopier(self.gpu, self.pages, **settings)  # type: ignore[arg-type]
 
     def block(self, block: int) -> bytes:
@@ -98,7 +98,7 @@ def test_submitting_does_not_wait_and_loads_go_first(make: Callable[..., Rig]) -
     rig.run(keyed(store(1, everything)))
     rig.gpu.held = True
     rig.copier.submit(keyed(store(2, everything)))
-    while rig.copier._stagers[Direction.STORE].ahead < 4:
+    while rig.copier._stagers[Direction.STORE].ahead < 6:
         time.sleep(0.001)
     rig.copier.submit(load(3, everything))
     rig.copier.submit(load(4, {0: 0}))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.copier.stager import Flight, Stager
+from forebay.copier.orders import ids
+from forebay.copier.stager import Flight, Stager, Work
 from forebay.copier.streams import Columns, Event
 from forebay.copier.tiles import Tiles
 from forebay.transfers import CopyOrder, Direction
@@ -49,10 +50,11 @@ class Bench:
     def issue(self, order: CopyOrder, mark: Event | None, *, seeds: list[int] | None = None) -> Flight:
         rows = len(order.slots)
         wanted = np.full(rows, seeds is not None, dtype=np.int64)
-        columns = Columns(order.blocks, order.slots, np.array(seeds or [0] * rows, dtype=np.int64), wanted)
+        columns = Columns(ids(order.blocks), ids(order.slots), ids(seeds or [0] * rows), wanted)
+        work = Work(columns, mark, ids(order.move_from), ids(order.move_to))
         self.tickets += 1
         flights = []
-        for flight in self.stagers[order.direction].issue(order, columns, mark, self.tickets):
+        for flight in self.stagers[order.direction].issue(work, self.tickets):
             flights.append(flight)
             self.gpu.run(self.rng.randint(0, 4))
         assert all(flight is flights[0] for flight in flights)

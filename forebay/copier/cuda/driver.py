@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
@@ -104,6 +104,35 @@ class Driver:
 
     def wait_here(self, event: int) -> None:
         self._check("cuEventSynchronize", self._slow.cuEventSynchronize(c_void_p(event)))
+
+    def load(self, binary: bytes, name: str) -> int:
+        """A kernel of a compiled module, which stays for as long as the context does."""
+        module, function = c_void_p(), c_void_p()
+        self._call("cuModuleLoadData", byref(module), c_char_p(binary))
+        self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
+        assert function.value is not None
+        return function.value
+
+    def launch(
+        self,
+        function: int,
+        grid: tuple[int, int],
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        addresses: ctypes.Array[c_void_p],
+    ) -> None:
+        size = (*grid, 1, threads, 1, 1, shared_bytes)
+        self._call("cuLaunchKernel", c_void_p(function), *map(c_uint, size), c_void_p(stream), addresses, None)
+
+    def upload(self, stream: int, destination: int, source: int, num_bytes: int) -> None:
+        """A few bytes of pinned memory to the device."""
+        self._call(
+            "cuMemcpyHtoDAsync_v2", c_uint64(destination), c_void_p(source), c_size_t(num_bytes), c_void_p(stream)
+        )
+
+    def fill(self, stream: int, address: int, byte: int, num_bytes: int) -> None:
+        self._call("cuMemsetD8Async", c_uint64(address), c_ubyte(byte), c_size_t(num_bytes), c_void_p(stream))
 
     def copy(self, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
         """Runs of bytes, in any order, behind what the stream was given before."""
