@@ -115,7 +115,11 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def reason(lines: list[str]) -> str | None:
     """The last error that says more than that there was one."""
-    found = [match[1].strip() for line in lines if (match := _ERROR.search(line))]
+    found = [
+        " ".join([match[1], *lines[i + 1 : i + 3]] if "validation error" in line else [match[1]])
+        for i, line in enumerate(lines)
+        if (match := _ERROR.search(line))
+    ]
     telling = [each for each in found if not any(word in each for word in _SAYS_LITTLE)]
     return (telling or found or [None])[-1]
 
