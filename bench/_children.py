@@ -98,6 +98,11 @@ def run_child(
     return End(problem, time.monotonic() - started, record, tail[-TAIL_LINES:] if problem is None else tail[-150:])
 
 
+def end_on_signal() -> None:
+    """Who is told to end takes the children along: they have groups of their own, and hold on to the device."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """At once or not at all: the parent reads while the child writes."""
     part = path.with_suffix(".part")

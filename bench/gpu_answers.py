@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from _about import about, has_cuda, print_about
-from _children import run_child
+from _children import end_on_signal, run_child
 from _compare import Difference, clear_limit, differences, wrong
 from _engines import LLAMA_8B, forebay, write_model
 from _traffic import SIZES, Sizes
@@ -96,6 +96,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device-blocks", type=int)
     parser.add_argument("--host-bytes", type=float)
     parser.add_argument("--engine-timeout", type=float, default=150.0, metavar="S")
+    parser.add_argument("--budget", type=float, default=570.0, metavar="S", help="for all engines")
     parser.add_argument("--patience", type=float, default=40.0, metavar="S", help="without any request ending")
     parser.add_argument("--commit", help="where there is no git")
     args = parser.parse_args(arguments)
@@ -178,7 +179,7 @@ class Bench:
             CHILD,
             spec,
             self.folder / f"{self.mode.name}-{len(self.rows)}",
-            limit_s=args.engine_timeout,
+            limit_s=min(args.engine_timeout, max(1.0, args.budget - (time.monotonic() - self.started))),
             environment=environment,
             on_stage=lambda stage, seconds: self.say(f"{variant.name}: {stage} after {seconds:.1f} s"),
         )
@@ -336,6 +337,7 @@ COUNTERS = ("loaded_blocks", "stored_blocks", "load_failures", "store_failures",
 
 def main() -> None:
     args = parse()
+    end_on_signal()
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         bench = Bench(args, Path(folder))
         print_about(bench.record["about"])

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from _about import about, has_cuda, print_about
-from _children import run_child
+from _children import end_on_signal, run_child
 from _engines import ENGINES, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
 from _table import Column, columns, table, verdicts
 from _workloads import SHAPES, WORKLOADS, Shape, as_dict
@@ -198,13 +198,14 @@ class Bench:
 
 def main() -> None:
     args = parse()
+    end_on_signal()
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         bench = Bench(args, Path(folder))
         print_about(bench.record["about"])
         try:
             bench.run()
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+        except (KeyboardInterrupt, SystemExit) as error:
+            print(f"cut short: {type(error).__name__}", file=sys.stderr)
         bench.report()
         if args.json:
             args.json.write_text(json.dumps(bench.record, indent=1) + "\n")
