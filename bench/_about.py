@@ -34,7 +34,7 @@ def about(commit: str | None = None) -> dict[str, str]:
 
 def print_about(lines: dict[str, str]) -> None:
     for name, value in lines.items():
-        print(f"{name:<12} {value}")
+        print(f"{name:<16} {value}")
 
 
 def _says(command: list[str]) -> str:

@@ -98,6 +98,11 @@ def run_child(
     return End(problem, time.monotonic() - started, record, tail[-TAIL_LINES:] if problem is None else tail[-150:])
 
 
+def end_on_signal() -> None:
+    """Who is told to end takes the children along: they have groups of their own, and hold on to the device."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """At once or not at all: the parent reads while the child writes."""
     part = path.with_suffix(".part")
@@ -115,7 +120,11 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def reason(lines: list[str]) -> str | None:
     """The last error that says more than that there was one."""
-    found = [match[1].strip() for line in lines if (match := _ERROR.search(line))]
+    found = [
+        " ".join([match[1], *lines[i + 1 : i + 3]] if "validation error" in line else [match[1]])
+        for i, line in enumerate(lines)
+        if (match := _ERROR.search(line))
+    ]
     telling = [each for each in found if not any(word in each for word in _SAYS_LITTLE)]
     return (telling or found or [None])[-1]
 

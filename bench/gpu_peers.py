@@ -26,13 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from _about import about, has_cuda, print_about
-from _children import run_child
+from _children import end_on_signal, run_child
 from _engines import ENGINES, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
 from _table import Column, columns, table, verdicts
 from _workloads import SHAPES, WORKLOADS, Shape, as_dict
 
 CHILD = Path(__file__).with_name("_peer_child.py")
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "PYTHONHASHSEED": "0",
+}
 ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -172,12 +177,12 @@ class Bench:
         versions = next((row["versions"] for row in self.record["rows"] if "versions" in row), {})
         print()
         print_about(self.record["about"] | versions)
-        print(f"{'shape':<12} {', '.join(f'{key}={value}' for key, value in self.record['shape'].items())}")
+        print_about({"shape": ", ".join(f"{key}={value}" for key, value in self.record["shape"].items())})
         for row in self.record["rows"]:
             if row["kind"] == "cold" and "start_s" in row:
-                print(f"{'cold start':<12} {row['start_s']:.1f} s, not counted")
+                print_about({"cold start": f"{row['start_s']:.1f} s, not counted"})
             for way, speed in row.get("pinned_copy_gb_s", {}).items():
-                print(f"{'pinned copy':<12} {way} {speed:.1f} GB/s")
+                print_about({"pinned copy": f"{way} {speed:.1f} GB/s"})
         every = columns(self.record["rows"])
         print("\n" + "\n".join(table(every)))
         found = [(ours, self.judge(ours, every)) for ours in every if ours.kind == "forebay"]
@@ -193,13 +198,14 @@ class Bench:
 
 def main() -> None:
     args = parse()
+    end_on_signal()
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         bench = Bench(args, Path(folder))
         print_about(bench.record["about"])
         try:
             bench.run()
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+        except (KeyboardInterrupt, SystemExit) as error:
+            print(f"cut short: {type(error).__name__}", file=sys.stderr)
         bench.report()
         if args.json:
             args.json.write_text(json.dumps(bench.record, indent=1) + "\n")

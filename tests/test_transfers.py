@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -128,6 +129,16 @@ def test_detached_order_shares_no_list() -> None:
     assert len(detached.keys) == 2
     for column, copied in zip(order[2:], detached[2:], strict=True):
         assert column is not copied
+
+
+@pytest.mark.parametrize(
+    "copied", [[], [b"a"], [b"ab", b"cd"], [b"a", b"bc", b"d"], [b""], [b"a", b"", b"", b"bc"], keys(*range(300))]
+)
+def test_an_order_is_the_same_in_another_process(copied: list[Key]) -> None:
+    order = _order(7, Direction.LOAD, len(copied))._replace(
+        move_from=[BlockId(5)], move_to=[BlockId(6)], keys=copied
+    )
+    assert pickle.loads(pickle.dumps(order)) == order
 
 
 def test_store_pins_the_blocks_it_reads() -> None:

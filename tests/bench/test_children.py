@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
 
+import _children
 import pytest
 from _children import End, processes, reason, resident_bytes, run_child
 
@@ -78,6 +80,28 @@ def test_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path, comple
     assert time.monotonic() - began < 15
     assert end.problem == (None if complete else "late: killed after 2 s in start")
     assert end.record["child"] not in {pid for pid, _, _ in processes()}
+
+
+def test_who_is_told_to_end_takes_the_children_along(tmp_path: Path) -> None:
+    child, parent = tmp_path / "child.py", tmp_path / "parent.py"
+    child.write_text(START + 'say(stage="start")\ntime.sleep(60)')
+    parent.write_text(f"""
+import sys
+sys.path.append({str(Path(_children.__file__).parent)!r})
+from pathlib import Path
+from _children import end_on_signal, run_child
+end_on_signal()
+tell = lambda stage, seconds: print(stage, flush=True)
+run_child(Path({str(child)!r}), {{}}, Path({str(tmp_path / "run")!r}), limit_s=60, environment={{}}, on_stage=tell)
+""")
+    with subprocess.Popen([sys.executable, str(parent)], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"start\n"
+        mine = {pid for pid, above, _ in processes() if above == running.pid}
+        running.terminate()
+        assert running.wait(20) == 128 + signal.SIGTERM
+    assert mine
+    assert not mine & {pid for pid, _, _ in processes()}
 
 
 def test_shared_memory_that_was_left_behind_is_gone(tmp_path: Path) -> None:
