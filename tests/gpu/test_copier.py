@@ -228,6 +228,22 @@ def test_copies_wait_for_the_engine(
     assert wrong > rounds // 2
 
 
+def test_memory_that_the_engine_has_freed_and_still_writes_is_not_used(make: Make) -> None:
+    _, copier = make()
+    for number in range(20):
+        freed = [
+            torch.empty(1 << size, dtype=torch.int64, device="cuda") for size in range(9, 16) for _ in range(4)
+        ]
+        a_while(10)
+        for each in freed:
+            each.fill_(1 << 45)  # an address that nobody has
+        del each, freed
+        count = 7 * number % BLOCKS + 1
+        orders = [keyed(store(number, {block: block for block in range(count)}))]
+        assert run(copier, *orders) == {number: DONE}
+    torch.cuda.synchronize()
+
+
 def test_submitting_does_not_block(make: Make) -> None:
     _, copier = make()
     run(copier, keyed(store(1, {block: block for block in range(BLOCKS)})))

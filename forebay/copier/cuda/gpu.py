@@ -70,6 +70,9 @@ class CudaGpu:
 
     def __init__(self, regions: Sequence[torch.Tensor], slots: int, *, tickets: int = 4096) -> None:
         self._device = regions[0].device
+        # PyTorch gives memory that was freed on a stream to whoever asks on the same stream, although the device may
+        # still be using it: there, that is safe. So what the copier's streams use is asked for on one of its own.
+        self._own = torch.cuda.Stream(self._device)
         self._regions = list(regions)  # kept alive: kernels know their addresses only
         self.driver = Driver()
         self._tiles = Tiles.of(
@@ -77,14 +80,15 @@ class CudaGpu:
         )
         self.num_blocks: int = regions[0].size(0)
         self.bytes_per_block = self._tiles.bytes_per_block
-        self._tile_table = torch.from_numpy(self._tiles.table).to(self._device)
-        self._sums = torch.zeros(slots, dtype=torch.int64, device=self._device)
+        with torch.cuda.stream(self._own):
+            self._tile_table = torch.from_numpy(self._tiles.table).to(self._device)
+            self._sums = torch.zeros(slots, dtype=torch.int64, device=self._device)
         self._told = torch.full((tickets,), _NOTHING_TOLD, dtype=torch.int64, pin_memory=True)
         self._told_here = self._told.numpy()
         self._stagings: list[torch.Tensor] = []
         self._tables: dict[int, deque[_TableMemory]] = {}  # by size, to be used again
         self._kernels: dict[tuple[str, bool, bool], Kernel] = {}
-        torch.cuda.current_stream(self._device).synchronize()  # what was made above is there for all streams
+        self._own.synchronize()  # what was made above is there for all streams
 
     # --- the engine's thread ------------------------------------------------------------------------------
 
@@ -108,7 +112,8 @@ class CudaGpu:
         return CudaStream(self.driver, self._device, urgent=urgent)
 
     def staging(self, num_bytes: int) -> Staging:
-        memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        with torch.cuda.stream(self._own):
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         self._stagings.append(memory)
         return Staging(memory.data_ptr(), num_bytes)
 
@@ -128,7 +133,9 @@ class CudaGpu:
 
     def _new_table(self, size: int) -> _TableMemory:
         pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
-        return _TableMemory(torch.empty(size, dtype=torch.int64, device=self._device), pinned, pinned.numpy())
+        with torch.cuda.stream(self._own):
+            on_device = torch.empty(size, dtype=torch.int64, device=self._device)
+        return _TableMemory(on_device, pinned, pinned.numpy())
 
     def drop(self, table: Table) -> None:
         memory: _TableMemory = table.memory
