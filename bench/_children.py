@@ -18,7 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 40
 SHARED = Path("/dev/shm")
-OURS = re.compile(r"vllm|lmcache|forebay", re.IGNORECASE)  # names under which engines keep shared memory
+HOST_CACHES = re.compile(
+    r"vllm_offload|lmcache"
+)  # names under which peers keep gigabytes, also once they are dead
 
 _ERROR = re.compile(r"(?:^|\s)((?:\w+\.)*(?:[A-Z]\w*)?(?:Error|Exception|SystemExit): .+)")
 _SAYS_LITTLE = (
@@ -171,4 +173,4 @@ def available_bytes() -> int:
 
 
 def shared_files() -> set[Path]:
-    return {path for path in SHARED.glob("*") if OURS.search(path.name)} if SHARED.is_dir() else set()
+    return {path for path in SHARED.glob("*") if HOST_CACHES.search(path.name)} if SHARED.is_dir() else set()

@@ -97,7 +97,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host-bytes", type=float)
     parser.add_argument("--engine-timeout", type=float, default=150.0, metavar="S")
     parser.add_argument("--budget", type=float, default=570.0, metavar="S", help="for all engines")
-    parser.add_argument("--patience", type=float, default=40.0, metavar="S", help="without any request ending")
+    parser.add_argument("--patience", type=float, default=60.0, metavar="S", help="without any request ending")
     parser.add_argument("--commit", help="where there is no git")
     args = parser.parse_args(arguments)
     if unknown := set(args.only.split(",")) - set(OFFLOADS):

@@ -132,8 +132,9 @@ class Bench:
         if not engine.is_installed:
             row["problem"] = f"{engine.module} is not installed"
         elif left < min(self.args.engine_timeout, 1.1 * self.longest):
-            row["problem"] = f"not run: {left:.0f} s were left"
+            row["problem"] = f"not run: {max(left, 0):.0f} s were left"
         else:
+            row["problem"] = "cut short"  # unless it gets to its end
             self.measure(engine, row, workloads, min(self.args.engine_timeout, left))
         if row["problem"]:
             self.say(f"{engine.label}: {row['problem']}")

@@ -1,4 +1,4 @@
-"""The benches that need a GPU run here too, small: they must work the first time on a machine that is lent."""
+"""The benches that need a GPU run here too, small: there they must work the first time."""
 
 from __future__ import annotations
 
