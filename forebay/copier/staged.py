@@ -29,10 +29,11 @@ STORE_STAGING_BYTES = 32 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
 
 _TICKETS = 4096
-_LOOK_AGAIN_S = 0.002
-_AHEAD = ((Direction.LOAD, 6), (Direction.STORE, 6), (Direction.LOAD, 16))
+_LOOK_AGAIN_S = 0.006
+_AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
-does not stand still while this thread waits, or when the engine keeps it from running."""
+does not stand still while this thread waits. That it waits long is the point: each time it runs, the engine does
+not."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
 _FEW_WAIT_S = 0.025
 

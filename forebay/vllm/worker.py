@@ -194,8 +194,8 @@ class SimpleCPUOffloadWorker:
 
     def _submit(self, *, early: bool) -> None:
         """`early`: before the forward pass, for copiers that wait for the engine's stream themselves. What is
-        stored was computed by earlier steps and what is loaded goes where this step reads nothing, so neither has
-        to wait for it. Moves may read what it computes."""
+        loaded goes where this step reads and writes nothing. But it may compute what is moved or stored: vLLM lets
+        a request begin behind blocks that another computes in the same step."""
         metadata = self._metadata
         if metadata is None:
             return
@@ -203,12 +203,11 @@ class SimpleCPUOffloadWorker:
             if order.id not in self._loads and not (early and order.move_to):
                 self._loads[order.id] = _OpenLoad(order, request_id)
                 self._copier.submit(order)
-        if early or not self._submits_early:
-            for order in metadata.stores:
-                self._copier.submit(order)
         if early:
             return
         self._metadata = None
+        for order in metadata.stores:
+            self._copier.submit(order)
         for verdict in metadata.verdicts:
             self._repeat(verdict)
 

@@ -92,13 +92,16 @@ def test_an_order_waits_for_what_the_engine_had_given_the_device(make: Callable[
     assert rig.slot(1)[:64] == bytes([77]) * 64
 
 
-def test_submitting_does_not_wait_and_loads_go_first(make: Callable[..., Rig]) -> None:
+def test_submitting_does_not_wait_and_loads_go_first(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AHEAD", ((Direction.LOAD, 3), (Direction.STORE, 4), (Direction.LOAD, 16)))
     rig = make()
     everything = {block: block for block in range(12)}
     rig.run(keyed(store(1, everything)))
     rig.gpu.held = True
     rig.copier.submit(keyed(store(2, everything)))
-    while rig.copier._stagers[Direction.STORE].ahead < 6:
+    while rig.copier._stagers[Direction.STORE].ahead < 4:
         time.sleep(0.001)
     rig.copier.submit(load(3, everything))
     rig.copier.submit(load(4, {0: 0}))

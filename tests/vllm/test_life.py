@@ -345,6 +345,30 @@ def test_equal_prompts_at_once_cost_one_load() -> None:
 
 
 @pytest.mark.compat
+def test_blocks_that_are_computed_in_the_step_that_hits_them() -> None:
+    """Two prompts with one beginning in one step: the second begins behind blocks that the first only computes now.
+    Copiers that are told of loads before the forward pass, as on a GPU, must not store them before it either."""
+    shared, *ends = prompts(3)
+    asked = [shared + end[:40] for end in ends]
+    expected = reference(LLAMA, asked).cold
+    with Engine(LLAMA, EAGER) as engine:
+        worker = engine.worker.worker_handler
+        submit, copier = worker._copier.submit, worker._copier
+
+        def submit_and_wait(order: Any) -> None:
+            submit(order)
+            while len(copier._ended) < len(copier._unsettled):
+                time.sleep(0.001)
+
+        worker._submits_early = True
+        with mock.patch.object(copier, "submit", submit_and_wait):
+            assert engine.generate(asked) == expected
+            engine.forget_device()
+            assert engine.generate(asked) == expected
+        assert engine.manager.stats.loaded_blocks
+        nothing_is_left(engine)
+
+
 def test_a_host_smaller_than_the_device() -> None:
     asked = prompts(6)
     expected = reference(LLAMA, asked).cold

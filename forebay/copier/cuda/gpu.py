@@ -70,8 +70,8 @@ class CudaGpu:
 
     def __init__(self, regions: Sequence[torch.Tensor], slots: int, *, tickets: int = 4096) -> None:
         self._device = regions[0].device
-        # PyTorch gives memory that was freed on a stream to whoever asks on the same stream, although the device may
-        # still be using it: there, that is safe. So what the copier's streams use is asked for on one of its own.
+        # PyTorch gives memory that was freed on a stream to whoever asks on the same stream, although the device
+        # may still be using it: there, that is safe. So the copier asks for memory on a stream of its own.
         self._own = torch.cuda.Stream(self._device)
         self._regions = list(regions)  # kept alive: kernels know their addresses only
         self.driver = Driver()
