@@ -346,8 +346,8 @@ def test_equal_prompts_at_once_cost_one_load() -> None:
 
 @pytest.mark.compat
 def test_blocks_that_are_computed_in_the_step_that_hits_them() -> None:
-    """Two prompts with one beginning in one step: the second begins behind blocks that the first only computes now.
-    Copiers that are told of loads before the forward pass, as on a GPU, must not store them before it either."""
+    """Two prompts with one beginning in one step: the second begins behind blocks that the first computes just
+    now. Copiers that are told of loads before the forward pass, as on a GPU, must not store them before it."""
     shared, *ends = prompts(3)
     asked = [shared + end[:40] for end in ends]
     expected = reference(LLAMA, asked).cold
@@ -369,6 +369,7 @@ def test_blocks_that_are_computed_in_the_step_that_hits_them() -> None:
         nothing_is_left(engine)
 
 
+@pytest.mark.compat
 def test_a_host_smaller_than_the_device() -> None:
     asked = prompts(6)
     expected = reference(LLAMA, asked).cold
