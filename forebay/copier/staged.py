@@ -28,6 +28,8 @@ LOAD_STAGING_BYTES = 64 << 20
 STORE_STAGING_BYTES = 32 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
 
+_LEAST_STAGING_BYTES = 1 << 20
+
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
 _AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
@@ -56,13 +58,23 @@ class StagedCopier(ThreadedCopier):
         self._pages = pages
         self._verify = verify
         self._stagers = {
-            Direction.LOAD: Stager(gpu, pages, Direction.LOAD, load_staging_bytes),
-            Direction.STORE: Stager(gpu, pages, Direction.STORE, store_staging_bytes),
+            Direction.LOAD: self._stager(Direction.LOAD, load_staging_bytes),
+            Direction.STORE: self._stager(Direction.STORE, store_staging_bytes),
         }
         self._tickets = deque(range(_TICKETS))
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
+
+    def _stager(self, direction: Direction, staging_bytes: int) -> Stager:
+        """With less staging memory where the device has little left. Copies are slower then, and work."""
+        while True:
+            try:
+                return Stager(self._gpu, self._pages, direction, staging_bytes)
+            except MemoryError:
+                if staging_bytes <= _LEAST_STAGING_BYTES:
+                    raise
+                staging_bytes //= 2
 
     @property
     def slots(self) -> int:

@@ -172,6 +172,23 @@ def test_when_the_thread_dies_nothing_is_on_its_way_any_more_and_another_goes_on
     assert rig.run(store(3, {0: 12})) == {3: DONE}
 
 
+def test_a_device_with_little_memory_left_gets_less_staging_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST_STAGING_BYTES", 100)
+    regions = make_regions(num_blocks=12)
+    gpu = FakeGpu(regions, Random(0))
+    pages = HostPages(SLOTS, gpu.bytes_per_block, threads=1)
+    assert pages.wait(30)
+    gpu.most_staging_bytes = 300
+    copier = StagedCopier(gpu, pages, load_staging_bytes=4096, store_staging_bytes=4096)
+    assert run(copier, store(1, {block: block for block in range(6)})) == {1: DONE}
+    assert run(copier, load(2, {block + 6: block for block in range(6)})) == {2: DONE}
+    assert [block_bytes(regions, block + 6) for block in range(6)] == [block_bytes(regions, b) for b in range(6)]
+    copier.close()
+    gpu.most_staging_bytes = 50
+    with pytest.raises(MemoryError):
+        StagedCopier(gpu, pages, load_staging_bytes=4096)
+
+
 def test_too_many_on_their_way(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TICKETS", 2)
     rig = make()
