@@ -47,7 +47,9 @@ def test_version_is_the_one_in_pyproject() -> None:
     assert f'\nversion = "{forebay.__version__}"\n' in (_ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("module", ["forebay", "forebay.copier", "forebay.testing"])
+@pytest.mark.parametrize(
+    "module", ["forebay", "forebay.copier", "forebay.copier.memory", "forebay.settings", "forebay.testing"]
+)
 def test_importing_loads_no_heavy_module(module: str) -> None:
     # In a new process: this one may have imported anything. The heavy ones are made to fail, so that an import
     # hidden behind `try` is found as well as one that succeeds.

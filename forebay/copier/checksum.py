@@ -10,13 +10,13 @@ changed while they were on the host. What is kept is a number for each slot, on 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.copier.verify import Verify as Verify  # part of what this module offers
 from forebay.ids import Key, Slot
 from forebay.transfers import CopyOrder
 
@@ -24,12 +24,6 @@ Seeds: TypeAlias = NDArray[np.uint64]
 
 _ONE_IN = 8
 _WORD_BYTES = 4
-
-
-class Verify(Enum):
-    ALL = "all"  # every block
-    SAMPLED = "sampled"  # one in eight, by its key
-    OFF = "off"
 
 
 def seeds(keys: Sequence[Key]) -> Seeds:

@@ -9,9 +9,10 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_BYTES = 2 << 20
@@ -78,6 +79,8 @@ def bind(address: int, length: int, numa_node: int) -> None:
 
 def view(address: int, length: int) -> np.ndarray:
     """These bytes as an array. It does not keep them: touching it after they were unmapped ends the process."""
+    import numpy as np  # here, because the command line asks for limits where there may be no numpy
+
     return np.frombuffer((ctypes.c_uint8 * length).from_address(address), np.uint8)
 
 

@@ -40,10 +40,11 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from forebay.settings import NEWEST_VLLM, OLDEST_VLLM
+
 logger = init_logger("vllm.forebay")
 
-OLDEST, NEWEST = (0, 26), (0, 32)
-"""Releases the adapter was written against."""
+OLDEST, NEWEST = OLDEST_VLLM, NEWEST_VLLM
 
 
 def release() -> tuple[int, int] | None:
