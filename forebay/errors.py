@@ -44,6 +44,7 @@ class UnknownKeyError(ConfigError):
         ForebayError.__init__(self, f"{where}: unknown key {key!r}{hint} (known keys: {', '.join(known)})")
         self.setting = where
         self.value = key
+        self.nearest: str | None = near[0] if near else None
 
 
 class CapacityError(ConfigError):

@@ -48,7 +48,11 @@ def test_version_is_the_one_in_pyproject() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["forebay", "forebay.copier", "forebay.copier.memory", "forebay.settings", "forebay.testing"]
+    "module",
+    [
+        *("forebay", "forebay.cli", "forebay.cli.config", "forebay.cli.doctor", "forebay.copier"),
+        *("forebay.copier.memory", "forebay.settings", "forebay.testing"),
+    ],
 )
 def test_importing_loads_no_heavy_module(module: str) -> None:
     # In a new process: this one may have imported anything. The heavy ones are made to fail, so that an import

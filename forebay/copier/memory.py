@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_BYTES = 2 << 20
+MACHINE = "the machine"
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap does not name it
 _MPOL_PREFERRED = 1
 _MBIND = {"x86_64": 237, "aarch64": 235}  # libc has no function for it
@@ -99,6 +100,11 @@ class Limit(NamedTuple):
     total_bytes: int
     available_bytes: int
 
+    def reserve_bytes(self, pool_bytes: int) -> int:
+        """What a host pool of this size leaves alone: for the engine to live on, and for other ranks that ask at
+        the same moment. A small pool is not what uses up a machine, and need not leave more than it takes."""
+        return min(max(1 << 30, self.total_bytes // 50), pool_bytes)
+
 
 def memory_limits(root: Path = Path("/")) -> list[Limit]:
     """What bounds the memory of this process: the machine, and its cgroup with those around it. What cannot be
@@ -106,7 +112,7 @@ def memory_limits(root: Path = Path("/")) -> list[Limit]:
     limits = []
     try:
         machine = _numbers(root / "proc/meminfo")
-        limits.append(Limit("the machine", machine["MemTotal:"] << 10, machine["MemAvailable:"] << 10))
+        limits.append(Limit(MACHINE, machine["MemTotal:"] << 10, machine["MemAvailable:"] << 10))
     except (OSError, ValueError, KeyError):
         pass
     for folder, version in _cgroups(root):

@@ -224,9 +224,7 @@ class HostPages:
     def _check_room(self, wanted_bytes: int) -> None:
         """An engine that runs out of memory is killed. A small cache is better."""
         for limit in memory.memory_limits():
-            # For the engine to live on, and for other ranks that ask at the same moment. Few slots are not what
-            # uses up a machine, and need not leave more than they take.
-            reserve = min(max(_GIB, limit.total_bytes // 50), self.slots * self.bytes_per_slot)
+            reserve = limit.reserve_bytes(self.slots * self.bytes_per_slot)
             if limit.available_bytes < wanted_bytes + reserve:
                 left, kept = limit.available_bytes / _GIB, reserve / _GIB
                 raise _NoMoreError(f"{limit.name} has {left:.2f} GiB left, and {kept:.2f} are kept for others")

@@ -1,0 +1,83 @@
+"""The command `forebay`. What a command needs is imported when it runs, so that help is there at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from forebay import __version__
+from forebay.errors import ConfigError
+
+_USAGE_EXIT = 2
+
+_CONFIG = """\
+Prints the JSON for vLLM's --kv-transfer-config, in one line. What it means goes to standard error.
+
+  vllm serve MODEL --kv-transfer-config "$(forebay config --memory 64GB)"
+
+With --check, says what is wrong with one. Exit code: 0, or 1 if an engine would refuse it or not offload."""
+
+_DOCTOR = """\
+Says what on this machine, in the vLLM installed or in its settings stands in Forebay's way, and what to type.
+
+Exit code: 0 if all is well, 1 with warnings, 2 with errors."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(_USAGE_EXIT, f"{self.prog}: {message} (--help lists what there is)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="forebay", description="Keeps the KV cache of LLM prompts in host memory.")
+    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, short: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=short, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+
+    config = command("config", "print or check the JSON for --kv-transfer-config", _CONFIG)
+    memory = "host memory: 64GB, 50%% of this machine or container, or for each rank: 16GB/rank"
+    config.add_argument("--memory", metavar="SIZE", help=f"{memory} (default: 8GiB)")
+    config.add_argument("--mode", choices=("eager", "lazy"), help="when blocks are stored (default: eager)")
+    config.add_argument("--policy", metavar="NAME", help="lru, s3fifo, arc or module:Class (default: lru)")
+    config.add_argument("--verify", choices=("all", "sampled", "off"), help="which loads (default: all)")
+    config.add_argument("--ranks", metavar="N", type=_ranks, help="also say what each of N ranks gets")
+    config.add_argument("--model", metavar="DIR", help="also say how many tokens of this model fit")
+    config.add_argument("--check", metavar="FILE", help="say what is wrong with this file; - is standard input")
+
+    doctor = command("doctor", "say what stands in the way, and what to type", _DOCTOR)
+    doctor.add_argument("--memory", metavar="SIZE", help=f"{memory} (default: what --config says, or 8GiB)")
+    doctor.add_argument(
+        "--config", metavar="FILE", help="also check vLLM's settings, as JSON; - is standard input"
+    )
+    doctor.add_argument("--json", action="store_true", help="for scripts")
+    return parser
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int]
+    if options.command == "config":
+        from forebay.cli.config import run
+    else:
+        from forebay.cli.doctor import run
+    try:
+        return run(options)
+    except ConfigError as error:
+        print(f"forebay {options.command}: {error}", file=sys.stderr)
+        return _USAGE_EXIT
+    except BrokenPipeError:  # who reads has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        return 0

@@ -1,0 +1,5 @@
+import sys
+
+from forebay.cli import main
+
+sys.exit(main())
