@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forebay.errors import ForebayError
 from forebay.ids import BlockId, RequestId, Slot, TransferId
 from forebay.transfers import CopyOrder, Direction, Outcome, Report
 from tests.vllm.driving import full, kv_cache_config, mamba, vllm_config, window
@@ -259,6 +260,16 @@ def test_a_scheduler_that_counts_on_more_slots_is_stopped(rank: Rank) -> None:
 
     with pytest.raises(ForebayError, match="at most 8 slots, as rank 0 has, got 9"):
         rank.worker.bind_connector_metadata(SimpleCPUOffloadMetadata(slots=9))
+
+
+def test_caches_on_another_kind_of_device_are_refused_in_one_line() -> None:
+    import torch
+
+    from forebay.vllm import SimpleCPUOffloadWorker
+
+    worker = SimpleCPUOffloadWorker(vllm_config(), kv_cache_config([full()], 16), 1 << 20)
+    with pytest.raises(ForebayError, match=r"^forebay: expected KV caches on a CPU or a CUDA device, got meta$"):
+        worker.register_kv_caches({"layer0": torch.empty(16, 256, device="meta")})
 
 
 def test_caches_that_are_registered_again_are_refused(rank: Rank) -> None:
