@@ -222,6 +222,24 @@ def test_stores_of_a_few_blocks_fly_together(make: Callable[..., Rig]) -> None:
     assert rig.run(keyed(load(9, {number + 5: number for number in range(5)}))) == {9: DONE}
 
 
+def test_stores_that_fly_together_wait_for_what_the_last_of_them_waits_for(make: Callable[..., Rig]) -> None:
+    rig = make(few_wait_s=0.2)
+    rig.gpu.held = True
+    rig.copier.submit(store(1, {0: 0}))
+    rig.gpu.compute.give(lambda: rig.regions[0][1].fill_(77))
+    rig.copier.submit(store(2, {1: 1}))
+    while rig.copier._jobs.qsize() or not rig.copier._flights[Direction.STORE]:
+        time.sleep(0.001)
+    # The first mark is passed, and then the device rests on everything but the copier's own streams.
+    rest = [rig.gpu.compute.todo.pop() for _ in range(2)]
+    rig.gpu.held = False
+    for _ in range(1000):
+        rig.gpu.run(1)
+    rig.gpu.compute.todo.extend(reversed(rest))
+    poll_until(rig.copier, lambda reports: len(reports) == 2)
+    assert rig.slot(1)[:64] == bytes([77]) * 64
+
+
 # --- injected ---------------------------------------------------------------------------------------------
 
 

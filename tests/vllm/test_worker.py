@@ -104,6 +104,23 @@ def test_bytes_go_there_and_back(rank: Rank) -> None:
     assert rank.ended == {"stores": {1: 1}, "loads": {2: 1}, "failed": {}, "mismatched": {}}
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_only_loads_without_moves_are_submitted_before_the_forward_pass(rank: Rank, early: bool) -> None:
+    """And only to copiers that wait for the engine's stream themselves."""
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    submitted: list[int] = []
+    worker = rank.worker
+    worker._submits_early = early
+    worker._copier.submit = lambda order: submitted.append(order.id)  # type: ignore[method-assign]
+    loads = [_load(1, [1], [1]), _load(2, [2], [2])._replace(move_from=[BlockId(3)], move_to=[BlockId(4)])]
+    waiting = [RequestId("one"), RequestId("two")]
+    worker.bind_connector_metadata(SimpleCPUOffloadMetadata(loads, [_store(3, [5], [5])], waiting, [], SLOTS))
+    assert submitted == ([1] if early else [])
+    worker.get_transfer_results(set())
+    assert submitted == [1, 2, 3]
+
+
 def test_a_verdict_on_an_open_load_is_told_once_and_the_load_is_still_reported() -> None:
     rank = Rank(delay_polls=3, only="load")
     assert rank.step(_load(1, [1], [0])) == (set(), set())
