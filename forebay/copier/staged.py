@@ -151,6 +151,14 @@ class StagedCopier(ThreadedCopier):
 
     def _release(self) -> None:
         self._pages.close()
+        try:
+            self._gpu.release()
+        except Exception as error:  # noqa: BLE001 - a process that ends may have lost its driver before
+            self._warn_once("release", "the device's memory could not be given back: %r", error)
+
+    def _bury(self) -> None:
+        super()._bury()
+        self._tickets = deque(range(_TICKETS))  # nothing is on its way any more
 
     # --- the copying thread -------------------------------------------------------------------------------
 
@@ -184,7 +192,7 @@ class StagedCopier(ThreadedCopier):
         """Whose chunk comes next. A request waits for a load, so loads are first, and are given far ahead; but
         both ways of the bus can be used at once, and a store need not wait until the last load was given."""
         for direction, ahead in _AHEAD:
-            if begun[direction] and self._stagers[direction].ahead < ahead:
+            if begun[direction] and self._tickets and self._stagers[direction].ahead < ahead:
                 return direction
         return None
 
@@ -198,8 +206,6 @@ class StagedCopier(ThreadedCopier):
 
     def _is_refused(self, job: Job) -> bool:
         fault = fault_of(job.order, self._gpu.num_blocks, self._pages.ready)
-        if fault is None and not self._tickets:
-            fault = f"{_TICKETS} are on their way already"
         if fault is not None:
             self._warn_once("refused", "transfer %d was refused: %s", job.order.id, fault)
             self._ended.append((job, Outcome.FAILED))
@@ -215,7 +221,7 @@ class StagedCopier(ThreadedCopier):
             ids([block for order in orders for block in order.move_from]),
             ids([block for order in orders for block in order.move_to]),
         )
-        return self._stagers[orders[0].direction].issue(work, self._ticket())
+        yield from self._stagers[orders[0].direction].issue(work, self._ticket())
 
     def _columns(self, order: CopyOrder) -> Columns:
         blocks, slots = ids(order.blocks), ids(order.slots)

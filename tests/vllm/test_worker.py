@@ -121,6 +121,26 @@ def test_only_loads_without_moves_are_submitted_before_the_forward_pass(rank: Ra
     assert submitted == [1, 2, 3]
 
 
+def test_with_speculation_stores_wait_for_the_drafter(rank: Rank) -> None:
+    """It may run after get_finished(), and writes KV too."""
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    submitted: list[int] = []
+    worker = rank.worker
+    worker._waits_for_drafter = True
+    worker._copier.submit = lambda order: submitted.append(order.id)  # type: ignore[method-assign]
+    worker.bind_connector_metadata(SimpleCPUOffloadMetadata([], [_store(1, [5], [5])], [], [], SLOTS))
+    worker.get_transfer_results(set())
+    assert submitted == []
+    worker.clear_connector_metadata()
+    assert submitted == [1]
+    worker.bind_connector_metadata(SimpleCPUOffloadMetadata([], [_store(2, [6], [6])], [], [], SLOTS))
+    worker.get_transfer_results(set())
+    # A rank that is not told when the drafter has ended: at the latest it has when the next step begins.
+    worker.bind_connector_metadata(SimpleCPUOffloadMetadata([], [], [], [], SLOTS))
+    assert submitted == [1, 2]
+
+
 def test_a_verdict_on_an_open_load_is_told_once_and_the_load_is_still_reported() -> None:
     rank = Rank(delay_polls=3, only="load")
     assert rank.step(_load(1, [1], [0])) == (set(), set())

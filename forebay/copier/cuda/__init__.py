@@ -38,6 +38,7 @@ def cuda_copier(
         unregister=driver.unregister,
         numa_node=gpu_numa_node(driver.pci_bus_id()),
     )
+    gpu.is_host_pinned = lambda: pages.pinned
     return StagedCopier(
         gpu,
         pages,
