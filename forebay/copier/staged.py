@@ -27,6 +27,7 @@ from forebay.transfers import CopyOrder, Direction, Outcome
 LOAD_STAGING_BYTES = 64 << 20
 STORE_STAGING_BYTES = 32 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
+FEW_WAIT_S = 0.05
 
 _LEAST_STAGING_BYTES = 1 << 20
 
@@ -37,7 +38,6 @@ _AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
 does not stand still while this thread waits. That it waits long is the point: each time it runs, the engine does
 not."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
-_FEW_WAIT_S = 0.025
 
 
 class StagedCopier(ThreadedCopier):
@@ -49,10 +49,13 @@ class StagedCopier(ThreadedCopier):
         rank: Rank = Rank(0),  # noqa: B008 - a number to everybody but the type checker
         verify: Verify = Verify.ALL,
         faults: InjectedFaults | None = None,
+        few_wait_s: float = FEW_WAIT_S,
         load_staging_bytes: int = LOAD_STAGING_BYTES,
         store_staging_bytes: int = STORE_STAGING_BYTES,
     ) -> None:
+        """`few_wait_s`: how long stores of a few blocks may wait for others."""
         super().__init__(rank, faults)
+        self._few_wait_s = few_wait_s
         ensure(pages.bytes_per_slot == gpu.bytes_per_block, "slots and blocks are of different sizes")
         self._gpu = gpu
         self._pages = pages
@@ -148,13 +151,21 @@ class StagedCopier(ThreadedCopier):
 
     def _release(self) -> None:
         self._pages.close()
+        try:
+            self._gpu.release()
+        except Exception as error:  # noqa: BLE001 - a process that ends may have lost its driver before
+            self._warn_once("release", "the device's memory could not be given back: %r", error)
+
+    def _bury(self) -> None:
+        super()._bury()
+        self._tickets = deque(range(_TICKETS))  # nothing is on its way any more
 
     # --- the copying thread -------------------------------------------------------------------------------
 
     def _serve(self, jobs: Jobs) -> None:
         self._gpu.enter()
         begun: dict[Direction, deque[tuple[list[Job], Iterator[Flight]]]] = {each: deque() for each in Direction}
-        few = _Few(self.bytes_per_block)
+        few = _Few(self.bytes_per_block, self._few_wait_s)
         stopping = False
         while not stopping or few.jobs or any(begun.values()):
             if few.jobs and (stopping or few.are_due()):
@@ -181,7 +192,7 @@ class StagedCopier(ThreadedCopier):
         """Whose chunk comes next. A request waits for a load, so loads are first, and are given far ahead; but
         both ways of the bus can be used at once, and a store need not wait until the last load was given."""
         for direction, ahead in _AHEAD:
-            if begun[direction] and self._stagers[direction].ahead < ahead:
+            if begun[direction] and self._tickets and self._stagers[direction].ahead < ahead:
                 return direction
         return None
 
@@ -195,8 +206,6 @@ class StagedCopier(ThreadedCopier):
 
     def _is_refused(self, job: Job) -> bool:
         fault = fault_of(job.order, self._gpu.num_blocks, self._pages.ready)
-        if fault is None and not self._tickets:
-            fault = f"{_TICKETS} are on their way already"
         if fault is not None:
             self._warn_once("refused", "transfer %d was refused: %s", job.order.id, fault)
             self._ended.append((job, Outcome.FAILED))
@@ -212,7 +221,7 @@ class StagedCopier(ThreadedCopier):
             ids([block for order in orders for block in order.move_from]),
             ids([block for order in orders for block in order.move_to]),
         )
-        return self._stagers[orders[0].direction].issue(work, self._ticket())
+        yield from self._stagers[orders[0].direction].issue(work, self._ticket())
 
     def _columns(self, order: CopyOrder) -> Columns:
         blocks, slots = ids(order.blocks), ids(order.slots)
@@ -267,8 +276,9 @@ class _Few:
     """Stores that are too small to be worth a flight of their own, until there are enough of them or the first has
     waited long enough. Requests that decode fill a block every few steps, and nobody waits for it."""
 
-    def __init__(self, bytes_per_block: int) -> None:
+    def __init__(self, bytes_per_block: int, wait_s: float) -> None:
         self.jobs: list[Job] = []
+        self._wait_s = wait_s
         self._blocks = 0
         self._enough = min(_ENOUGH_BLOCKS, _ENOUGH_BYTES // bytes_per_block)
         self._due_s = 0.0
@@ -282,7 +292,7 @@ class _Few:
 
     def add(self, job: Job) -> None:
         if not self.jobs:
-            self._due_s = monotonic() + _FEW_WAIT_S
+            self._due_s = monotonic() + self._wait_s
         self.jobs.append(job)
         self._blocks += len(job.order.blocks)
 

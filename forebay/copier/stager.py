@@ -224,8 +224,8 @@ class Stager:
         self._bus = stream.record()
 
     def _move(self, flight: Flight, work: Work, after: list[Event]) -> Event:
-        """Copies within the device. A source may be the destination of another move, so all sources are read
-        before anything is written; to make that fit, a few tiles of all blocks at a time."""
+        """Copies within the device. If a source is the destination of another move, all sources are read before
+        anything is written; to make that fit, a few tiles of all blocks at a time."""
         lane = self._next_lane()
         rows = len(work.move_to)
         nothing = np.zeros(rows, dtype=np.int64)
@@ -233,11 +233,15 @@ class Stager:
         destinations = self._upload(flight, Columns(work.move_to, nothing, nothing, nothing))
         for event in (*after, self._control.record()):
             lane.stream.wait(event)
-        parts = self._gpu.parts(lane.staging.num_bytes // rows)
-        if any(part.num_bytes * rows > lane.staging.num_bytes for part in parts):
+        parts, at_once = self._parts, self.rows_at_once
+        if len(np.intersect1d(work.move_from, work.move_to)):
+            parts, at_once = self._gpu.parts(lane.staging.num_bytes // rows), rows
+        if any(part.num_bytes * min(at_once, rows) > lane.staging.num_bytes for part in parts):
             raise ForebayError(f"{rows} moves at once do not fit into {lane.staging.num_bytes} bytes of staging")
-        for part in parts:
-            self._gpu.gather(lane.stream, sources, 0, rows, part, lane.staging)
-            self._gpu.scatter(lane.stream, destinations, 0, rows, part, lane.staging)
+        for first in range(0, rows, at_once):
+            count = min(at_once, rows - first)
+            for part in parts:
+                self._gpu.gather(lane.stream, sources, first, count, part, lane.staging)
+                self._gpu.scatter(lane.stream, destinations, first, count, part, lane.staging)
         lane.last = lane.stream.record()
         return lane.last

@@ -89,7 +89,7 @@ class Gpu(Protocol):
         """The point behind all that the engine has given the device so far. Called from the engine's thread."""
 
     def stream(self, *, urgent: bool) -> Stream:
-        """A new one. What it is given goes before the engine's own work if urgent, else behind it."""
+        """A new one. What it is given goes before the engine's own work if urgent."""
 
     def staging(self, num_bytes: int) -> Staging:
         """Raises MemoryError if there is none."""
@@ -122,6 +122,9 @@ class Gpu(Protocol):
 
     def expect(self, ticket: int) -> None:
         """From now on nothing was told of the ticket."""
+
+    def release(self) -> None:
+        """Let go of all memory. Nothing is on its way, and no other call follows."""
 
     def told(self, ticket: int) -> int | None:
         """What came of the ticket: how many rows differ, or None if the device has not got there."""

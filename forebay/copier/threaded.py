@@ -21,6 +21,8 @@ logger = logging.getLogger("forebay")
 _URGENCY = {Direction.LOAD: 0, Direction.STORE: 1}  # a request waits for a load, nobody for a store
 _LAST = 2
 
+_MANY_DEATHS = 8
+
 _PATIENCE_S = 60
 """How long close() waits for a thread that may hang in a driver."""
 
@@ -58,7 +60,8 @@ class ThreadedCopier(ABC):
     neither reads nor writes one that a load writes, until that order is reported. Orders that are on their way at
     the same time are carried out in any order, loads first.
 
-    If the copying thread dies, the next poll reports all that it left behind as failed, and starts another.
+    If the copying thread dies, the next poll reports all that it left behind as failed, and starts another. If
+    that happens again and again and nothing gets done, the copier stops, says so, and fails all that follows.
     """
 
     def __init__(self, rank: Rank, faults: InjectedFaults | None) -> None:
@@ -71,6 +74,8 @@ class ThreadedCopier(ABC):
         self._unsettled: dict[int, Job] = {}  # by number: nobody knows yet how they end
         self._held: list[_Held] = []
         self._closed = False
+        self._stopped = False
+        self._deaths = 0  # in a row
         # The thread gets jobs from here, and puts here how they ended. Nothing else is shared.
         self._jobs: Jobs = PriorityQueue()
         self._ended: deque[tuple[Job, Outcome]] = deque()
@@ -110,18 +115,26 @@ class ThreadedCopier(ABC):
         fate = self._fates.draw(order.direction)
         job = Job(_URGENCY[order.direction], self._submitted, order, fate, self._mark())
         self._unsettled[job.number] = job
-        self._jobs.put(job)
+        if self._stopped:
+            self._ended.append((job, Outcome.FAILED))
+        else:
+            self._jobs.put(job)
 
     def poll(self) -> list[Report]:
         # Asked before collecting: if it was dead by then, all that it had to say has been said.
-        died = not self._closed and not self._thread.is_alive()
+        died = not self._closed and not self._stopped and not self._thread.is_alive()
         self._collect()
         if died:
             self._settle_down()
             self._collect()
             self._bury()
             self._jobs = PriorityQueue()
-            self._thread = self._start()
+            self._deaths += 1
+            if self._deaths < _MANY_DEATHS:
+                self._thread = self._start()
+            else:
+                logger.error("rank %d: the copier has stopped; nothing is stored or loaded any more", self.rank)
+                self._stopped = True
         due = [held.report for held in self._held if held.polls_left <= 0 or self._closed]
         self._held = [held for held in self._held if held.polls_left > 0 and not self._closed]
         for held in self._held:
@@ -161,6 +174,8 @@ class ThreadedCopier(ABC):
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
         del self._unsettled[job.number]
+        if outcome is Outcome.DONE:
+            self._deaths = 0
         self._held.append(_Held(Report(job.order.id, self.rank, outcome), job.fate.delay_polls))
 
     def _start(self) -> Thread:

@@ -163,6 +163,11 @@ def plain_spec(spec: KVCacheSpec) -> KVCacheSpec:
     return spec
 
 
+def has_device_memory(vllm_config: VllmConfig) -> bool:
+    """Whether KV is on a device, so that host memory for it becomes ready only bit by bit."""
+    return getattr(getattr(vllm_config, "device_config", None), "device_type", "cpu") == "cuda"
+
+
 def is_recurrent(group: KVCacheGroupSpec) -> bool:
     return isinstance(plain_spec(group.kv_cache_spec), MambaSpec)
 

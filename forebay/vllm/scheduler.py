@@ -99,6 +99,7 @@ class SimpleCPUOffloadScheduler:
         self._events_on = bool(events is not None and events.enable_kv_cache_events)
         self._gpu_block_pool: BlockPool | None = None
         self._ready: dict[int, int] = {}  # by rank that has said so: slots that can be used by now
+        self._counts_on_ranks = compat.has_device_memory(vllm_config)
         self._set_slots(slots)
 
     def _set_slots(self, slots: int) -> None:
@@ -158,20 +159,23 @@ class SimpleCPUOffloadScheduler:
         """Every rank has said how many slots its own layers leave room for, and how many of them can be used by
         now: the least is what all have."""
         slots = min(slots_of_ranks)
-        self._ready = dict(ready_of_ranks or {})
+        ready_before, self._ready = self._num_ready(), dict(ready_of_ranks or {})
         if slots != self.num_cpu_blocks:
             logger.info("forebay: %d slots, as many as every rank has (%s)", slots, slots_of_ranks)
-        if slots != self.num_cpu_blocks or self._num_ready() < slots:
+        if slots != self.num_cpu_blocks or self._num_ready() != ready_before:
             self._set_slots(slots)
 
     def _num_ready(self) -> int:
-        """Slots that every rank can use by now: all, if no rank has ever said anything else."""
+        """Slots that every rank can use by now. If no rank has ever said anything: all, where slots are plain
+        memory; on a GPU none, for another connector beside this one may have kept the ranks from being asked."""
+        if self._counts_on_ranks and not self._ready:
+            return 0
         return min([self.num_cpu_blocks, *self._ready.values()])
 
     def _hear_of_slots(self, ready_of_ranks: Mapping[int, int]) -> None:
         for rank, ready in ready_of_ranks.items():
-            if rank in self._ready:  # or it was not asked at the start, and all of its slots were counted on
-                self._ready[rank] = max(self._ready[rank], ready)
+            if rank in self._ready or self._counts_on_ranks:  # or all of its slots were counted on from the start
+                self._ready[rank] = max(self._ready.get(rank, 0), ready)
         self.manager.grow(self._num_ready())
 
     # --- requests -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from forebay.copier.checksum import Verify
 from forebay.copier.cuda import cuda_copier
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.regions import block_regions
-from forebay.copier.staged import StagedCopier
+from forebay.copier.staged import FEW_WAIT_S, StagedCopier
 from forebay.copier.torch_copier import TorchCopier
 from forebay.errors import ForebayError, LostLoadError
 from forebay.groups import host_slots
@@ -32,6 +32,9 @@ from forebay.vllm.metadata import RankSlots, SimpleCPUOffloadMetadata, SimpleCPU
 logger = init_logger("vllm.forebay")
 
 _TRIES = 5
+
+_LAZY_WAIT_S = 0.005
+"""In lazy mode the engine is about to need the blocks that are stored."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class SimpleCPUOffloadWorker:
         *,
         faults: InjectedFaults | None = None,
         verify: Verify = Verify.ALL,
+        lazy: bool = False,
     ) -> None:
         self.vllm_config = vllm_config
         self.kv_cache_config = kv_cache_config
@@ -78,6 +82,7 @@ class SimpleCPUOffloadWorker:
         self.num_cpu_blocks = 0
         self._faults = faults
         self._verify = verify
+        self._lazy = lazy
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
         self._copier: Copier = NothingToCopy(self._rank)
@@ -88,6 +93,8 @@ class SimpleCPUOffloadWorker:
         self._bad_blocks: set[int] = set()
         self._meta = SimpleCPUOffloadWorkerMetadata({})
         self._submits_early = False
+        self._grows = False  # whether slots become ready bit by bit
+        self._waits_for_drafter = vllm_config.speculative_config is not None
         self._ready_told: int | None = None  # None: not asked yet, so all slots are counted on
 
     # --- before the first step ----------------------------------------------------------------------
@@ -115,9 +122,17 @@ class SimpleCPUOffloadWorker:
         regions = block_regions(tensors, blocks)
         copier: TorchCopier | StagedCopier
         if device.type == "cuda":
-            copier = cuda_copier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
+            copier = cuda_copier(
+                regions,
+                slots,
+                rank=self._rank,
+                faults=self._faults,
+                verify=self._verify,
+                few_wait_s=_LAZY_WAIT_S if self._lazy else FEW_WAIT_S,
+            )
             # Its copies wait for the engine's stream by themselves. A recurrent state may be written by a step
             # after the one that gave its block a hash, so there everything waits for the end of the step.
+            self._grows = True
             groups = self.kv_cache_config.kv_cache_groups
             self._submits_early = not any(compat.is_recurrent(group) for group in groups)
         else:
@@ -149,11 +164,19 @@ class SimpleCPUOffloadWorker:
                 f"forebay: expected a scheduler that counts on at most {self.num_cpu_blocks} slots, as rank "
                 f"{self._rank} has, got {metadata.slots}"
             )
+        self._submit_what_is_left()
         self._metadata = metadata
         if self._submits_early:
             self._submit(early=True)
 
     def clear_connector_metadata(self) -> None:
+        self._submit_what_is_left()
+
+    def _submit_what_is_left(self) -> None:
+        """With speculation: what waits for the drafter, which may run after get_finished() and writes KV too. Some
+        ranks are not told when it has ended; then it has when the next step begins."""
+        if self._waits_for_drafter:
+            self._submit(early=False)
         self._metadata = None
 
     def handle_preemptions(self, kv_connector_metadata: SimpleCPUOffloadMetadata) -> None:
@@ -168,7 +191,8 @@ class SimpleCPUOffloadWorker:
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """vLLM calls this once a step, after the model's forward pass on every release. Only then does every block
         that has a hash have its content, and no step reads a reused block any more."""
-        self._submit(early=False)
+        if not self._waits_for_drafter:
+            self._submit(early=False)
         self._poll()
         finished, self._finished = self._finished, set()
         return None, finished or None
@@ -185,7 +209,7 @@ class SimpleCPUOffloadWorker:
     def build_connector_worker_meta(self) -> SimpleCPUOffloadWorkerMetadata | None:
         meta, self._meta = self._meta, SimpleCPUOffloadWorkerMetadata({})
         ready = self._copier.ready
-        if self._ready_told not in (None, ready):
+        if self._ready_told != ready and (self._grows or self._ready_told is not None):
             self._ready_told = meta.ready[self._rank] = ready
         return meta if meta != self._meta else None
 

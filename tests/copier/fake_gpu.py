@@ -188,6 +188,9 @@ class FakeGpu:
         columns = zip(rows["slots"], rows["seeds"], rows["wanted"], rows["sums"], strict=True)
         return {slot: (seed + total) % 2**64 for slot, seed, wanted, total in columns if wanted}
 
+    def release(self) -> None:
+        self._regions = ()
+
     def expect(self, ticket: int) -> None:
         self._told.pop(ticket, None)
 

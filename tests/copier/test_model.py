@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.copier import InjectedFaults, staged
+from forebay.copier import InjectedFaults
 from forebay.copier.faults import GARBAGE, Fates
 from forebay.copier.pages import HostPages
 from forebay.copier.staged import StagedCopier
@@ -97,12 +97,7 @@ def on_a_device(regions: list[torch.Tensor], rank: Rank, faults: InjectedFaults,
     pages = HostPages(SLOTS, gpu.bytes_per_block, threads=1)
     assert pages.wait(30)
     sizes = {"load_staging_bytes": rng.choice([150, 300]), "store_staging_bytes": rng.choice([60, 200])}
-    return StagedCopier(gpu, pages, rank=rank, faults=faults, **sizes)
-
-
-@pytest.fixture(autouse=True)
-def stores_do_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "_FEW_WAIT_S", 0.001)
+    return StagedCopier(gpu, pages, rank=rank, faults=faults, few_wait_s=0.001, **sizes)
 
 
 @pytest.mark.parametrize("make", [on_the_host, on_a_device])

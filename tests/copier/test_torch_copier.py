@@ -388,6 +388,18 @@ def test_what_goes_wrong_in_silence_is_noticed(regions: list[torch.Tensor], spoi
     copier.close()
 
 
+def test_a_copier_whose_thread_dies_again_and_again_stops_and_says_so(
+    regions: list[torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    copier = TorchCopier(regions, slots=6, faults=InjectedFaults(kill_nth=tuple(range(1, 9))))
+    for number in range(8):
+        assert run(copier, store(number, {0: 0})) == {number: FAILED}
+    assert "the copier has stopped; nothing is stored or loaded any more" in caplog.text
+    assert run(copier, store(9, {0: 0})) == {9: FAILED}, "although nothing would kill the thread any more"
+    assert not copier._thread.is_alive()
+    copier.close()
+
+
 def test_nothing_can_be_reported_too_early(regions: list[torch.Tensor]) -> None:
     with pytest.raises(ConfigError, match=r"^spoil: expected flip or reuse"):
         TorchCopier(regions, slots=6, faults=InjectedFaults(fail_chance=1.0, spoil="early"))

@@ -350,6 +350,40 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+def test_memory_is_pinned_while_an_engine_captures_a_graph() -> None:
+    """Captures forbid such calls to all threads that do not say otherwise, and are spoilt by them."""
+    regions = block_regions([zeros(BLOCKS, MIB // 2)], BLOCKS)
+    copier = cuda_copier(regions, 2048)  # 2 GiB
+    x, captured = torch.zeros(1024, device="cuda"), 0
+    while copier.pages.growing:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(50):
+                x += 1
+        graph.replay()
+        captured += 1
+    torch.cuda.synchronize()
+    assert captured > 1
+    assert x[0].item() == 50 * captured
+    assert (copier.ready, copier.pages.pinned) == (2048, True)
+    assert run(copier, keyed(store(1, {0: 2047}))) == {1: DONE}
+    assert run(copier, keyed(load(2, {1: 2047}))) == {2: DONE}
+    copier.close()
+
+
+def test_memory_on_the_device_is_given_back() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    regions = block_regions([zeros(BLOCKS, MIB // 2)], BLOCKS)
+    copier = cuda_copier(regions, SLOTS)
+    assert copier.pages.wait(60)
+    assert run(copier, keyed(store(1, {block: block for block in range(BLOCKS)}))) == {1: DONE}
+    del regions
+    copier.close()
+    torch.cuda.empty_cache()
+    assert before - torch.cuda.mem_get_info()[0] < 8 * MIB
+
+
 def test_close_waits_for_bytes_on_their_way() -> None:
     regions = block_regions([zeros(BLOCKS, MIB // 2)], BLOCKS)
     regions[0].fill_(7)

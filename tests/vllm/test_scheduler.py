@@ -483,6 +483,23 @@ def test_slots_of_ranks_that_nobody_asked_at_the_start_are_all_ready() -> None:
     assert hand.scheduler.manager.pool.ready == slots
 
 
+def test_on_a_gpu_no_slot_is_ready_before_a_rank_has_said_so() -> None:
+    """Another connector beside this one may keep the ranks from being asked at the start."""
+    config = vllm_config()
+    config.device_config = SimpleNamespace(device_type="cuda")
+    hand = Hand("forebay", [full()], vllm_config=config)
+    pool = hand.scheduler.manager.pool
+    assert pool.ready == 0
+    request = hand.request("a", range(10 * BLOCK))
+    hand.admit(request)
+    assert hand.step(request).store_cpu_blocks == []
+    _ranks_have_ready(hand, {0: 3})
+    assert pool.ready == 3
+    assert hand.step(request).store_cpu_blocks == [0, 1, 2]
+    hand.scheduler.agree_on_slots([pool.capacity], {0: pool.capacity})
+    assert hand.scheduler.manager.pool.ready == pool.capacity
+
+
 def test_what_is_ready_is_known_whichever_comes_first_the_ranks_or_the_device() -> None:
     hand = Hand("forebay", [full()])
     slots = hand.scheduler.num_cpu_blocks

@@ -7,7 +7,8 @@ take long give it away."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
 import numpy as np
@@ -15,7 +16,9 @@ import numpy as np
 from forebay.copier.streams import Addresses
 from forebay.errors import ForebayError
 
-_NOT_READY = 600
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
+_RELAXED = 2
+_NOT_BEHIND_THE_DEFAULT = 1  # streams do not wait for the default stream, nor it for them
 _WITHOUT_TIMING = 2
 _MANY = 64  # copies in a batch; about a microsecond each
 _IN_STREAM_ORDER = 1  # sources are read when their turn in the stream comes, not before
@@ -62,7 +65,24 @@ class Driver:
         return self._batch_copy is not None
 
     def enter(self) -> None:
+        """For a thread of our own. While an engine captures a graph, the driver refuses calls such as pinning
+        memory from all threads, and spoils the graph, unless a thread says that it has nothing to do with it."""
         self._call("cuCtxSetCurrent", self._context)
+        self._exchange_capture_mode(_RELAXED)
+
+    def _exchange_capture_mode(self, mode: int) -> int:
+        before = c_int(mode)
+        self._call("cuThreadExchangeStreamCaptureMode", byref(before))
+        return before.value
+
+    @contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """The same for one call, in a thread that may be the engine's."""
+        before = self._exchange_capture_mode(_RELAXED)
+        try:
+            yield
+        finally:
+            self._exchange_capture_mode(before)
 
     def pci_bus_id(self) -> str:
         device, name = c_int(), ctypes.create_string_buffer(32)
@@ -72,13 +92,45 @@ class Driver:
 
     def register(self, address: int, num_bytes: int) -> None:
         """Pin memory. From any thread."""
-        self.enter()
-        result = self._slow.cuMemHostRegister_v2(c_void_p(address), c_size_t(num_bytes), c_uint(_PORTABLE))
+        self._call("cuCtxSetCurrent", self._context)
+        with self._beside_captures():
+            result = self._slow.cuMemHostRegister_v2(c_void_p(address), c_size_t(num_bytes), c_uint(_PORTABLE))
         self._check("cuMemHostRegister_v2", result)
 
     def unregister(self, address: int) -> None:
-        self.enter()
-        self._check("cuMemHostUnregister", self._slow.cuMemHostUnregister(c_void_p(address)))
+        self._call("cuCtxSetCurrent", self._context)
+        with self._beside_captures():
+            result = self._slow.cuMemHostUnregister(c_void_p(address))
+        self._check("cuMemHostUnregister", result)
+
+    def allocate(self, num_bytes: int) -> int:
+        """Memory of the device, zeroed. Not PyTorch's: that gives out what an engine has freed on the same stream
+        and still uses, and an engine that sleeps takes its memory away. Raises MemoryError."""
+        address = c_uint64()
+        with self._beside_captures():
+            result = self._slow.cuMemAlloc_v2(byref(address), c_size_t(num_bytes))
+            if result == _OUT_OF_MEMORY:
+                raise MemoryError(f"{num_bytes} bytes of device memory")
+            self._check("cuMemAlloc_v2", result)
+            self._check("cuMemsetD8_v2", self._slow.cuMemsetD8_v2(address, c_ubyte(0), c_size_t(num_bytes)))
+            self._check("cuCtxSynchronize", self._slow.cuCtxSynchronize())
+        return address.value
+
+    def free(self, address: int) -> None:
+        with self._beside_captures():
+            self._check("cuMemFree_v2", self._slow.cuMemFree_v2(c_uint64(address)))
+
+    def new_stream(self, *, urgent: bool) -> int:
+        """Of its own: PyTorch's are a few that take turns, and the engine may have the same one."""
+        least, greatest, stream = c_int(), c_int(), c_void_p()
+        self._call("cuCtxGetStreamPriorityRange", byref(least), byref(greatest))
+        priority = greatest if urgent else least
+        self._call("cuStreamCreateWithPriority", byref(stream), c_uint(_NOT_BEHIND_THE_DEFAULT), priority)
+        assert stream.value is not None
+        return stream.value
+
+    def synchronize(self, stream: int) -> None:
+        self._check("cuStreamSynchronize", self._slow.cuStreamSynchronize(c_void_p(stream)))
 
     def new_event(self) -> int:
         event = c_void_p()
@@ -134,9 +186,11 @@ class Driver:
     def fill(self, stream: int, address: int, byte: int, num_bytes: int) -> None:
         self._call("cuMemsetD8Async", c_uint64(address), c_ubyte(byte), c_size_t(num_bytes), c_void_p(stream))
 
-    def copy(self, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
+    def copy(
+        self, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses, *, pinned: bool = True
+    ) -> None:
         """Runs of bytes, in any order, behind what the stream was given before."""
-        if self._batch_copy is None or len(sizes) == 1:
+        if self._batch_copy is None or len(sizes) == 1 or not pinned:
             self._copy_one_by_one(stream, destinations, sources, sizes)
             return
         batch_copy = self._batch_copy if len(sizes) <= _MANY else self._large_batch_copy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from forebay.copier.tiles import Tiles
 _NOTHING_TOLD = -1
 _WANTED = Columns._fields.index("wanted")
 _SMALLEST_TABLE = 511
+_SUM_BYTES = 8
 # Examples, from which Triton takes how wide a number is.
 _SMALL, _ADDRESS = 7, 1 << 40
 _WORDS = {8: tl.uint64, 4: tl.uint32, 2: tl.uint16, 1: tl.uint8}
@@ -42,11 +43,9 @@ class CudaEvent:
 
 
 class CudaStream:
-    def __init__(self, driver: Driver, device: torch.device, *, urgent: bool) -> None:
-        least, greatest = torch.cuda.Stream.priority_range()
+    def __init__(self, driver: Driver, *, urgent: bool) -> None:
         self._driver = driver
-        self.torch = torch.cuda.Stream(device, priority=greatest if urgent else least)
-        self.handle: int = self.torch.cuda_stream
+        self.handle = driver.new_stream(urgent=urgent)
 
     def record(self) -> CudaEvent:
         return CudaEvent(self._driver, self.handle)
@@ -56,11 +55,11 @@ class CudaStream:
         self._driver.wait(self.handle, event.handle)
 
     def synchronize(self) -> None:
-        self.torch.synchronize()
+        self._driver.synchronize(self.handle)
 
 
 class _TableMemory(NamedTuple):
-    on_device: torch.Tensor
+    address: int  # on the device
     pinned: torch.Tensor
     here: Numbers  # the same as pinned
 
@@ -70,25 +69,32 @@ class CudaGpu:
 
     def __init__(self, regions: Sequence[torch.Tensor], slots: int, *, tickets: int = 4096) -> None:
         self._device = regions[0].device
-        # PyTorch gives memory that was freed on a stream to whoever asks on the same stream, although the device
-        # may still be using it: there, that is safe. So the copier asks for memory on a stream of its own.
-        self._own = torch.cuda.Stream(self._device)
         self._regions = list(regions)  # kept alive: kernels know their addresses only
         self.driver = Driver()
+        self.is_host_pinned: Callable[[], bool] = lambda: True
         self._tiles = Tiles.of(
             [(region.data_ptr(), region.stride(0), region.size(1)) for region in regions], kernels.WORDS_PER_TILE
         )
         self.num_blocks: int = regions[0].size(0)
         self.bytes_per_block = self._tiles.bytes_per_block
-        with torch.cuda.stream(self._own):
-            self._tile_table = torch.from_numpy(self._tiles.table).to(self._device)
-            self._sums = torch.zeros(slots, dtype=torch.int64, device=self._device)
+        self._allocated: list[int] = []
+        self._tile_table = self._allocate(self._tiles.table.nbytes)
+        self._sums = self._allocate(slots * _SUM_BYTES)
         self._told = torch.full((tickets,), _NOTHING_TOLD, dtype=torch.int64, pin_memory=True)
         self._told_here = self._told.numpy()
-        self._stagings: list[torch.Tensor] = []
+        # Kept for good: the driver reads and writes them behind PyTorch's back.
+        self._every_table: list[_TableMemory] = []
         self._tables: dict[int, deque[_TableMemory]] = {}  # by size, to be used again
         self._kernels: dict[tuple[str, bool, bool], Kernel] = {}
-        self._own.synchronize()  # what was made above is there for all streams
+        pinned = torch.from_numpy(self._tiles.table).pin_memory()
+        stream = self.stream(urgent=True)
+        self.driver.upload(stream.handle, self._tile_table, pinned.data_ptr(), self._tiles.table.nbytes)
+        stream.synchronize()
+
+    def _allocate(self, num_bytes: int) -> int:
+        address = self.driver.allocate(num_bytes)
+        self._allocated.append(address)
+        return address
 
     # --- the engine's thread ------------------------------------------------------------------------------
 
@@ -104,21 +110,16 @@ class CudaGpu:
     def enter(self) -> None:
         torch.cuda.set_device(self._device)
         self.driver.enter()
-        for first in (True, False):  # compiled now, before anybody waits for it
-            self._move_kernel(gather=first, verify=True)
-            self._settle_kernel(seal=first, verify=True)
+        for verify in (True, False):  # compiled now, before anybody waits for it
+            for first in (True, False):
+                self._move_kernel(gather=first, verify=verify)
+                self._settle_kernel(seal=first, verify=verify)
 
     def stream(self, *, urgent: bool) -> CudaStream:
-        return CudaStream(self.driver, self._device, urgent=urgent)
+        return CudaStream(self.driver, urgent=urgent)
 
     def staging(self, num_bytes: int) -> Staging:
-        try:
-            with torch.cuda.stream(self._own):
-                memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(f"{num_bytes} bytes on {self._device}") from error
-        self._stagings.append(memory)
-        return Staging(memory.data_ptr(), num_bytes)
+        return Staging(self._allocate(num_bytes), num_bytes)
 
     def parts(self, num_bytes: int) -> list[Part]:
         return self._tiles.parts(num_bytes)
@@ -131,14 +132,14 @@ class CudaGpu:
         here = memory.here[: kernels.COLUMNS * rows].reshape(kernels.COLUMNS, rows)
         here[:] = 0
         here[: len(columns), : len(columns.blocks)] = columns
-        self.driver.upload(_handle(stream), memory.on_device.data_ptr(), memory.pinned.data_ptr(), here.nbytes)
+        self.driver.upload(_handle(stream), memory.address, memory.pinned.data_ptr(), here.nbytes)
         return Table(memory, rows, bool(here[_WANTED].any()))
 
     def _new_table(self, size: int) -> _TableMemory:
         pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
-        with torch.cuda.stream(self._own):
-            on_device = torch.empty(size, dtype=torch.int64, device=self._device)
-        return _TableMemory(on_device, pinned, pinned.numpy())
+        memory = _TableMemory(self._allocate(size * pinned.element_size()), pinned, pinned.numpy())
+        self._every_table.append(memory)
+        return memory
 
     def drop(self, table: Table) -> None:
         memory: _TableMemory = table.memory
@@ -158,10 +159,10 @@ class CudaGpu:
         kernel(
             _handle(stream),
             (part.num_tiles, count),
-            table.memory.on_device.data_ptr(),
+            table.memory.address,
             table.rows,
             first,
-            self._tile_table.data_ptr(),
+            self._tile_table,
             part.first_tile,
             staging.address,
             part.num_bytes,
@@ -169,7 +170,7 @@ class CudaGpu:
         )
 
     def copy(self, stream: Stream, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
-        self.driver.copy(_handle(stream), destinations, sources, sizes)
+        self.driver.copy(_handle(stream), destinations, sources, sizes, pinned=self.is_host_pinned())
 
     def fill(self, stream: Stream, staging: Staging, byte: int) -> None:
         self.driver.fill(_handle(stream), staging.address, byte, staging.num_bytes)
@@ -182,10 +183,16 @@ class CudaGpu:
 
     def _settle(self, kernel: Kernel, stream: Stream, table: Table, ticket: int) -> None:
         told = self._told.data_ptr() + ticket * self._told.element_size()
-        kernel(_handle(stream), (1, 1), table.memory.on_device.data_ptr(), table.rows, self._sums.data_ptr(), told)
+        kernel(_handle(stream), (1, 1), table.memory.address, table.rows, self._sums, told)
 
     def expect(self, ticket: int) -> None:
         self._told_here[ticket] = _NOTHING_TOLD
+
+    def release(self) -> None:
+        """Let go of all memory, the engine's too. Nothing is on its way any more."""
+        self._regions = []
+        while self._allocated:
+            self.driver.free(self._allocated.pop())
 
     # --- kernels ------------------------------------------------------------------------------------------
 
@@ -193,7 +200,7 @@ class CudaGpu:
         name = ("move", gather, verify)
         if name not in self._kernels:
             compiled = kernels.move.warmup(
-                *(self._sums, _SMALL, _SMALL, self._tile_table, _SMALL, _ADDRESS, _SMALL, _SMALL),
+                *(torch.int64, _SMALL, _SMALL, torch.int64, _SMALL, _ADDRESS, _SMALL, _SMALL),
                 grid=(1, 1),
                 WORD=_WORDS[self._tiles.word_bytes],
                 WORD_BYTES=self._tiles.word_bytes,
@@ -208,7 +215,7 @@ class CudaGpu:
         name = ("settle", seal, verify)
         if name not in self._kernels:
             compiled = kernels.settle.warmup(
-                *(self._sums, _SMALL, self._sums, _ADDRESS),
+                *(torch.int64, _SMALL, torch.int64, _ADDRESS),
                 grid=(1, 1),
                 ROWS=kernels.ROWS_AT_ONCE,
                 SEAL=seal,
