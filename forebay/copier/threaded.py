@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from queue import PriorityQueue
 from threading import Thread
+from time import monotonic
 from typing import NamedTuple
 
 from forebay.copier.faults import Fate, Fates, InjectedFaults
@@ -23,6 +24,7 @@ _LAST = 2
 
 _MANY_DEATHS = 8
 
+_LOOK_AGAIN_S = 0.05
 _PATIENCE_S = 60
 """How long close() waits for a thread that may hang in a driver."""
 
@@ -145,7 +147,10 @@ class ThreadedCopier(ABC):
         """Carry out what was submitted, then let go of the memory. What ended can still be polled."""
         self._closed = True
         self._jobs.put(Stop())
-        self._thread.join(_PATIENCE_S)
+        deadline_s = monotonic() + _PATIENCE_S
+        while self._thread.is_alive() and monotonic() < deadline_s:
+            self._thread.join(_LOOK_AGAIN_S)
+            self._collect()  # it may wait for that
         if self._thread.is_alive():
             # Its memory stays as it is: freeing it under a copy would be worse than keeping it.
             logger.warning("rank %d: the copying thread did not end within %d s", self.rank, _PATIENCE_S)

@@ -335,6 +335,17 @@ def test_close_waits_for_bytes_on_their_way_and_may_be_called_twice(make: Callab
         rig.copier.submit(store(3, {0: 0}))
 
 
+def test_close_with_more_orders_than_fit_on_the_way(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_TICKETS", 2)
+    rig = make()
+    for number in range(9):
+        rig.copier.submit(load(number, {}))
+    rig.copier.close()
+    assert [report.outcome for report in rig.copier.poll()] == [DONE] * 9
+
+
 def test_close_when_the_device_is_gone(make: Callable[..., Rig], caplog: pytest.LogCaptureFixture) -> None:
     rig = make()
 
