@@ -34,6 +34,10 @@ ARGUMENTS = (
 OFFLOAD = {"cpu_bytes_to_use": SLOTS * BLOCK_BYTES}
 PROMPT_TOKENS = 600
 RATE_INTERVAL_S = 10
+MOVE = {  # the panels that cannot be 0 all the time, whatever they ask
+    *("Occupancy", "Hit share, by tokens", "Tokens", "Bytes per second", "Bytes per second of a transfer"),
+    *("Store latency", "Load latency", "Host memory ready"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,13 @@ def test_every_question_of_the_dashboard_has_an_answer(scraped: Scraped, panel: 
     asked = [_substituted(query) for query in queries({"panels": [panel]})]
     assert asked
     for query in asked:
-        assert scraped.prometheus.since(scraped.since, query), query
+        found = scraped.prometheus.since(scraped.since, query)
+        assert found, query
+        assert max(found) > 0 or panel["title"] not in MOVE, query
+
+
+def test_panels_that_move_are_there() -> None:
+    assert {panel.id for panel in _panels()} > MOVE
 
 
 def test_the_dashboard_can_choose_a_model(scraped: Scraped) -> None:
@@ -146,8 +156,8 @@ def test_the_dashboard_can_choose_a_model(scraped: Scraped) -> None:
 
 
 def _substituted(query: str) -> str:
-    """As Grafana does it, with everything chosen."""
-    query = query.replace("$__rate_interval", f"{RATE_INTERVAL_S}s").replace("$model", ".*")
+    """As Grafana does it, with all models chosen, of which there is one."""
+    query = query.replace("$__rate_interval", f"{RATE_INTERVAL_S}s").replace("$model", "(small)")
     assert "$" not in query, query
     return query
 
