@@ -18,7 +18,7 @@ demo: .venv/.ready ## a chat larger than the device pool: without offload, eager
 	@echo "==> demo"
 	@$(BIN)/python -m forebay.demo
 
-test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU (the first time two minutes more)
+test: lint .venv/.vllm .venv/.prometheus ## lint, types and all tests, with a real vLLM on the CPU (the first time two minutes more)
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest
 
@@ -70,3 +70,7 @@ clean: ## remove .venv, .venv-compat, caches and build output
 .venv/.vllm: .venv/.ready tools/install_vllm.py
 	@$(BIN)/python tools/install_vllm.py $(VLLM)
 	@touch $@
+
+# Where there is none to be had, the script says so, and the test that needs it is skipped.
+.venv/.prometheus: .venv/.ready tools/install_prometheus.py
+	@if $(BIN)/python tools/install_prometheus.py; then touch $@; fi

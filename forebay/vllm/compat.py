@@ -26,6 +26,7 @@ from typing import Any
 import vllm
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.distributed.kv_transfer.kv_connector.v1 import metrics as connector_metrics
 from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -65,6 +66,10 @@ LOCAL_HITS_DIVERGE: bool = hasattr(KVCacheManager, "get_computed_blocks_for_conn
 
 SESSIONS_KEEP_STALE_HASHES: bool = (release() or NEWEST) < (0, 32)
 """Whether a streaming session that takes a token back keeps the hash that this token completed."""
+
+
+HAS_CONNECTOR_METRICS: bool = hasattr(connector_metrics, "KVConnectorPromMetrics")
+"""Whether a connector can have Prometheus metrics. All releases up to now do."""
 
 
 BLOCK_LAYOUT: str | None = "BLHNC" if (release() or NEWEST) >= (0, 29) else None

@@ -79,12 +79,13 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             settings=settings,
         )
         logger.info(
-            "forebay: %d slots, %.2f GB on each of %d ranks, %s, %s",
+            "forebay: %d slots, %.2f GB on each of %d ranks, %s, %s, verify %s",
             self.scheduler_manager.num_cpu_blocks,
             settings.capacity_bytes / 1e9,
             ranks,
             settings.mode.value,
             settings.eviction_policy,
+            config.verify.value,
         )
         if self._kv_transfer_config.kv_load_failure_policy != "recompute":
             logger.warning(
@@ -180,6 +181,7 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             if said.num_blocks != blocks:
                 raise LayoutError("device blocks of a rank", said.num_blocks, f"{blocks}, as the scheduler has")
         ready = {said.rank: said.ready for said in ranks}
+        self.scheduler_manager.learn_slot_bytes(said.bytes_per_slot for said in ranks)
         self.scheduler_manager.agree_on_slots([said.slots for said in ranks], ready)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -230,6 +232,21 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
         # A copy: vLLM gives the same dictionary to every logger, and what each builds is added to.
         return ForebayStats(data=dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Any:
+        """Called where the /metrics page is made, which is another process than the engine's."""
+        if not compat.HAS_CONNECTOR_METRICS:
+            return None
+        from forebay.vllm.prometheus import ForebayPromMetrics
+
+        return ForebayPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

@@ -113,3 +113,5 @@ class RankSlots(KVConnectorHandshakeMetadata):
     ready: int
     """How many of the slots can be used by now. The rank tells when they become more."""
     rank: int
+    bytes_per_slot: int
+    """What a slot holds of this rank's layers, without padding."""

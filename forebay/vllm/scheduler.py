@@ -37,7 +37,7 @@ from forebay.vllm.events import EventTranslator
 from forebay.vllm.layout import EngineLayout, group_of
 from forebay.vllm.metadata import SimpleCPUOffloadMetadata, SimpleCPUOffloadWorkerMetadata, Verdict
 from forebay.vllm.request import EngineRequest
-from forebay.vllm.stats import ForebayStats, StatsTaker
+from forebay.vllm.stats import AdapterView, ForebayStats, StatsTaker
 
 logger = init_logger("vllm.forebay")
 
@@ -100,6 +100,7 @@ class SimpleCPUOffloadScheduler:
         self._gpu_block_pool: BlockPool | None = None
         self._ready: dict[int, int] = {}  # by rank that has said so: slots that can be used by now
         self._counts_on_ranks = compat.has_device_memory(vllm_config)
+        self._slot_bytes = self._layout.kv.bytes_per_block * self._ranks  # until they tell
         self._set_slots(slots)
 
     def _set_slots(self, slots: int) -> None:
@@ -164,6 +165,10 @@ class SimpleCPUOffloadScheduler:
             logger.info("forebay: %d slots, as many as every rank has (%s)", slots, slots_of_ranks)
         if slots != self.num_cpu_blocks or self._num_ready() != ready_before:
             self._set_slots(slots)
+
+    def learn_slot_bytes(self, bytes_of_ranks: Iterable[int]) -> None:
+        """Every rank has said how many bytes of its own layers a slot holds."""
+        self._slot_bytes = sum(bytes_of_ranks)
 
     def _num_ready(self) -> int:
         """Slots that every rank can use by now. If no rank has ever said anything: all, where slots are plain
@@ -372,4 +377,4 @@ class SimpleCPUOffloadScheduler:
         return True
 
     def get_stats(self) -> ForebayStats:
-        return self._stats.take(self.manager)
+        return self._stats.take(self.manager, AdapterView(self._slot_bytes, len(self._loading)))

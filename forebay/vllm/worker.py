@@ -80,6 +80,7 @@ class SimpleCPUOffloadWorker:
         self.kv_cache_config = kv_cache_config
         self.cpu_capacity_bytes = cpu_capacity_bytes
         self.num_cpu_blocks = 0
+        self._bytes_per_slot = 0
         self._faults = faults
         self._verify = verify
         self._lazy = lazy
@@ -137,7 +138,7 @@ class SimpleCPUOffloadWorker:
             self._submits_early = not any(compat.is_recurrent(group) for group in groups)
         else:
             copier = TorchCopier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
-        self._copier, self.num_cpu_blocks = copier, slots
+        self._copier, self.num_cpu_blocks, self._bytes_per_slot = copier, slots, copier.bytes_per_block
         logger.info(
             "forebay: rank %d has %d slots of %d bytes (%.2f GB)",
             self._rank,
@@ -150,7 +151,13 @@ class SimpleCPUOffloadWorker:
         if self.kv_cache_config is None or not self._has_caches:
             return None
         self._ready_told = self._copier.ready
-        return RankSlots(self.num_cpu_blocks, self.kv_cache_config.num_blocks, self._ready_told, self._rank)
+        return RankSlots(
+            slots=self.num_cpu_blocks,
+            num_blocks=self.kv_cache_config.num_blocks,
+            ready=self._ready_told,
+            rank=self._rank,
+            bytes_per_slot=self._bytes_per_slot,
+        )
 
     @property
     def _has_caches(self) -> bool:

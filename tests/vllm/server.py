@@ -40,7 +40,7 @@ class Server:
         offload: dict[str, Any] | None = None,
         load_failure_policy: str | None = "recompute",
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # Not in `folder`: names of sockets must be short.
         self._temporary = tempfile.TemporaryDirectory(prefix="forebay-server-")
@@ -77,7 +77,7 @@ class Server:
     # --- while it runs -----------------------------------------------------------------------------
 
     def wait_until_ready(self) -> None:
-        _wait(
+        wait_for(
             lambda: self._is_ready() or self.process.poll() is not None,
             START_S,
             "the server to be ready",
@@ -130,7 +130,7 @@ class Server:
     def wait(self, patience_s: float = END_S) -> int:
         """Until nothing of it runs any more. Returns the exit code."""
         code = self.process.wait(patience_s)
-        _wait(lambda: not self.processes(), patience_s, "all of the server to end", self.log)
+        wait_for(lambda: not self.processes(), patience_s, "all of the server to end", self.log)
         return code
 
     def left_in_shared_memory(self) -> Counter[str]:
@@ -170,7 +170,7 @@ def _kinds(names: Iterable[str]) -> Counter[str]:
     return Counter(_RANDOM.sub("*", name) for name in names)
 
 
-def _wait(done: Callable[[], bool], patience_s: float, what: str, log: Callable[[], str]) -> None:
+def wait_for(done: Callable[[], bool], patience_s: float, what: str, log: Callable[[], str]) -> None:
     deadline = time.monotonic() + patience_s
     while not done():
         if time.monotonic() > deadline:
@@ -178,7 +178,7 @@ def _wait(done: Callable[[], bool], patience_s: float, what: str, log: Callable[
         time.sleep(0.1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         return int(chosen.getsockname()[1])

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay import OffloadConfig, Stats
-from forebay.stats import Histogram
+from forebay import OffloadConfig
 from tests.test_readme import FENCE, PAGES, ROOT, cells, default_of
 from tests.vllm.test_names import LEFT_OUT, OTHER_SIGNATURE
 
@@ -79,19 +78,6 @@ def test_differences_names_every_method_that_differs() -> None:
     for name, method in (*OTHER_SIGNATURE, *LEFT_OUT):
         shown = f"`{name}()`" if method == "__init__" else f"`{name}.{method}()`"
         assert shown in text, shown
-
-
-def test_every_number_that_vllm_is_given_is_described() -> None:
-    from forebay.vllm.stats import _GAUGES
-
-    described = cells("metrics.md", "In vLLM")
-    assert set(described) >= _GAUGES
-    counters = cells("metrics.md", "")
-    for field in fields(Stats):
-        name = field.name
-        assert name in counters
-        if isinstance(getattr(Stats(), name), Histogram):
-            assert f"{name}_sum" in described
 
 
 def test_releases_and_tries_are_those_of_the_code() -> None:

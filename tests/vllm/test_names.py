@@ -28,7 +28,6 @@ OTHER_SIGNATURE = {
 }
 LEFT_OUT = {
     ("SimpleCPUOffloadConnector", "get_boundary_store_stats"): "vLLM's diagnostics of stores it declined",
-    ("SimpleCPUOffloadConnector", "build_prom_metrics"): "Prometheus metrics are not there yet",
     ("SimpleCPUOffloadScheduler", "get_boundary_store_stats"): "vLLM's diagnostics of stores it declined",
 }
 

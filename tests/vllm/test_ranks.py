@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -151,7 +152,7 @@ class TestTensorParallelLlama(OneOfThem, RoundTrip):
         from forebay.errors import LayoutError
         from forebay.vllm.metadata import RankSlots
 
-        said = {(0, 0): RankSlots(8, 128, 8, 0), (0, 1): RankSlots(8, 127, 8, 1)}
+        said = {(0, 0): RankSlots(8, 128, 8, 0, 64), (0, 1): RankSlots(8, 127, 8, 1, 64)}
         with pytest.raises(LayoutError, match=r"^device blocks of a rank: expected 128, as .* has, got 127$"):
             engine.connector.set_xfer_handshake_metadata_pp_aware(said)
         self.check_slots(engine)
@@ -207,13 +208,29 @@ class TestUnevenPipeline(Ranks):
         for orders in (traffic.stores, traffic.loads):
             assert max(slot for order in orders.values() for slot in order.slots) == min(self.slots) - 1
 
+    def test_bytes_are_those_of_all_ranks(self, engine: RankedEngine) -> None:
+        from forebay.vllm.stats import ForebayStats
+
+        total, take = ForebayStats(), engine.connector.get_kv_connector_stats
+
+        def take_and_add() -> Any:
+            total.aggregate(stats := take())
+            return stats
+
+        with mock.patch.object(engine.connector, "get_kv_connector_stats", take_and_add):
+            engine.generate(ASKED)
+            engine.settle()
+        layers = sum(self.layers)
+        assert total.data["stored_bytes"] == total.data["stored_blocks"] * layers * LAYER_BYTES > 0
+        assert total.data["host_capacity_bytes"] == min(self.slots) * layers * LAYER_BYTES
+
 
 def test_an_engine_does_not_start_with_a_rank_that_has_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.errors import LayoutError
     from forebay.vllm import SimpleCPUOffloadWorker
     from forebay.vllm.metadata import RankSlots
 
-    monkeypatch.setattr(SimpleCPUOffloadWorker, "handshake", lambda _: RankSlots(8, 129, 8, 0))
+    monkeypatch.setattr(SimpleCPUOffloadWorker, "handshake", lambda _: RankSlots(8, 129, 8, 0, 64))
     with pytest.raises(LayoutError, match=r"^device blocks of a rank: expected 128, as .* has, got 129$"):
         Engine(LLAMA, EAGER)
 

@@ -7,12 +7,15 @@ from unittest import mock
 
 import pytest
 
+from forebay import FullAttention, KVLayout, OffloadConfig, OffloadManager
+from forebay.metrics import BY_KEY, Kind
+from forebay.testing import TinyDevicePool
 from tests.vllm.families import LLAMA
 from tests.vllm.harness import Engine, prompts
 from tests.vllm.proof import EAGER
 
 
-def _stats(**data: float) -> Any:
+def _stats(**data: Any) -> Any:
     from forebay.vllm.connector import SimpleCPUOffloadConnector
 
     return SimpleCPUOffloadConnector.build_kv_connector_stats(data)
@@ -25,6 +28,30 @@ def test_counters_add_up_and_gauges_are_as_they_are() -> None:
     total.reset()
     assert total.is_empty()
     assert total.reduce() == {}
+
+
+def test_histograms_add_up_bucket_by_bucket() -> None:
+    one, other = {"counts": [1, 0, 2], "sum": 0.5}, {"counts": [0, 4, 1], "sum": 1.5}
+    total = _stats(load_latency_s=one).aggregate(_stats(load_latency_s=other)).aggregate(_stats())
+    assert total.data == {"load_latency_s": {"counts": [1, 4, 3], "sum": 2.0}}
+    assert total.reduce() == {"load_latency_s_sum": 2.0, "load_latency_s_count": 8}
+    # vLLM gives the same dictionaries to every logger.
+    assert (one, other) == ({"counts": [1, 0, 2], "sum": 0.5}, {"counts": [0, 4, 1], "sum": 1.5})
+
+
+def test_a_gauge_that_changes_alone_is_told() -> None:
+    from forebay.vllm.stats import AdapterView, StatsTaker
+
+    layout = KVLayout((FullAttention(4),), tokens_per_hash=4, bytes_per_block=16)
+    manager = OffloadManager(layout, OffloadConfig(capacity_bytes=1), TinyDevicePool(8), slots=32, ready=8)
+    taker = StatsTaker()
+    first = taker.take(manager, AdapterView(48, 0)).data
+    assert (first["slots"], first["host_capacity_bytes"], first["host_ready_bytes"]) == (32, 32 * 48, 8 * 48)
+    assert taker.take(manager, AdapterView(48, 0)).is_empty()
+    manager.grow(20)
+    assert taker.take(manager, AdapterView(48, 0)).data["host_ready_bytes"] == 20 * 48
+    assert taker.take(manager, AdapterView(48, 2)).data["requests_loading"] == 2
+    assert taker.take(manager, AdapterView(48, 2)).is_empty()
 
 
 def _logger(engine: Engine) -> Any:
@@ -41,6 +68,7 @@ def _line(logger: Any) -> str:
     return line
 
 
+@pytest.mark.compat
 def test_what_was_counted_is_handed_over_once_and_logged() -> None:
     import msgspec
 
@@ -64,14 +92,22 @@ def test_what_was_counted_is_handed_over_once_and_logged() -> None:
         assert take().is_empty(), "something was counted twice"
         assert len(taken) > 1
         for data in taken:
-            assert all(type(name) is str and type(value) in (int, float) for name, value in data.items())
+            for key, value in data.items():
+                if BY_KEY[key].kind is Kind.HISTOGRAM:
+                    assert value.keys() == {"counts", "sum"}
+                    assert sum(value["counts"]) > 0
+                else:
+                    assert type(value) in (int, float), key
         total = _stats()
         for data in taken:
             total = total.aggregate(_stats(**data))
         stats, pool = engine.manager.stats, engine.manager.pool
         for name in ("lookups", "stored_blocks", "stored_bytes", "loaded_blocks", "loaded_bytes", "hit_tokens"):
             assert total.data[name] == getattr(stats, name) > 0
-        assert total.data["load_latency_s_sum"] == pytest.approx(stats.load_latency_s.total)
+        for name in ("store_latency_s", "load_latency_s"):
+            histogram = getattr(stats, name)
+            assert total.data[name]["counts"] == histogram.counts
+            assert total.data[name]["sum"] == pytest.approx(histogram.total)
         assert (total.data["slots"], total.data["slots_cached"]) == (pool.capacity, pool.cached)
         assert total.data["slots_free"] == pool.free
 
