@@ -1,6 +1,6 @@
 """How fast do blocks move between a GPU and the host, next to one large pinned copy in the same run?
 
-    python bench/copy_speed.py [--gigabytes 2] [--repeats 5] [--verify all|off] [--json FILE]
+    python bench/copy_speed.py [--gigabytes 4] [--repeats 5] [--verify all|off] [--json FILE]
 
 For the layouts of real models: GB/s of loads, of stores, and of both at once, through the copier that an engine
 uses, from the order to the report. `pieces` is what the device has of a block side by side; slots are whole
@@ -227,7 +227,7 @@ def measured(layout: Layout, total_bytes: int, repeats: int, verify: Verify) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--gigabytes", type=float, default=4.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--verify", choices=[each.value for each in Verify], default=Verify.ALL.value)
     parser.add_argument("--layouts", type=int, nargs="*", help="only these, by number from 0")

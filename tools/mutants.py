@@ -76,6 +76,16 @@ MUTANTS = [
     ("vllm/events.py", "*self.translate(events), ", "", "a reset loses what was to be said before it"),
     ("copier/checksum.py", "at[(self._sums[at] != _numbers(sums)) | ~self._known[at]].tolist()", "[]", "checksums are compared with nothing"),
     ("copier/checksum.py", "(rows * factors[1:])", "(rows * factors[1:] * np.uint64(0))", "seeds ignore the key"),
+    ("copier/stager.py", "after.append(work.mark)", "pass", "copies do not wait for the engine"),
+    ("copier/stager.py", "self._control.wait(lane.last)", "pass", "an order ends before its lanes do"),
+    ("copier/stager.py", " | (np.diff(memory.pieces(slots)) != 0)", "", "a copy reaches over the end of a piece"),
+    ("copier/stager.py", "self._control.wait(lane.stream.record())", "pass", "a refused order still writes"),
+    ("copier/stager.py", "after.append(self._move(flight, work, after))", "self._move(flight, work, after)", "a load writes what a move still reads"),
+    ("copier/staged.py", "if differ is None:", "if False:", "a copy that is not done is reported as done"),
+    ("copier/staged.py", "self._stagers[flight.direction].synchronize()", "pass", "what was reported too early still runs"),
+    ("copier/staged.py", "jobs[-1].mark,  #", "jobs[0].mark,  #", "stores that fly together wait for the first only"),
+    ("copier/threaded.py", "self._settle_down()\n            self._collect()", "self._collect()", "a dead thread's copies still run"),
+    ("vllm/worker.py", "and not (early and order.move_to)", "", "moves read what the step has not computed"),
     ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
 ]  # fmt: skip
 

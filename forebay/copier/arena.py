@@ -53,28 +53,6 @@ class Arena:
         self._buffer = torch.empty(_CHUNK_BYTES // word.itemsize, dtype=word, device="cpu")
         self._bytes = memoryview(self._buffer.view(torch.uint8).numpy())
 
-    def fault_of(self, order: CopyOrder) -> str | None:
-        """Why the order must not be carried out, if so."""
-        uneven = len(order.blocks) != len(order.slots) or len(order.move_from) != len(order.move_to)
-        if uneven or len(order.keys) not in (0, len(order.slots)):
-            return "its columns are of unequal length"
-        if order.direction is Direction.STORE and order.move_to:
-            return "a store has no moves"
-        columns: list[tuple[str, Sequence[int], int]] = [
-            ("block", order.blocks, self.num_blocks),
-            ("slot", order.slots, self.slots),
-            ("block", order.move_from, self.num_blocks),
-            ("block", order.move_to, self.num_blocks),
-        ]
-        for what, ids, end in columns:
-            wrong = next((each for each in ids if not 0 <= each < end), None)
-            if wrong is not None:
-                return f"there is no {what} {wrong}, only 0 to {end - 1}"
-        to_blocks, to_slots = _destinations(order)
-        if len(set(to_blocks)) < len(to_blocks) or len(set(to_slots)) < len(to_slots):
-            return "it names a destination twice"
-        return None
-
     def copy(self, order: CopyOrder, sums: dict[int, int]) -> None:
         """`sums` has the blocks that are verified, by position: what the sum of each begins with, and when this
         returns, its sum over all bytes that were copied."""

@@ -16,10 +16,9 @@ def ids(numbers: Sequence[int]) -> Numbers:
 
 def fault_of(order: CopyOrder, num_blocks: int, slots: int) -> str | None:
     """Why the order must not be carried out where there are so many blocks and slots, if so."""
-    if len(order.blocks) != len(order.slots) or len(order.move_from) != len(order.move_to):
+    uneven = len(order.blocks) != len(order.slots) or len(order.move_from) != len(order.move_to)
+    if uneven or len(order.keys) not in (0, len(order.slots)):
         return "its columns are of unequal length"
-    if order.keys and len(order.keys) != len(order.slots):
-        return "it has keys for some of its slots only"
     if order.direction is Direction.STORE and order.move_to:
         return "a store has no moves"
     columns = [

@@ -27,6 +27,9 @@ from forebay.transfers import CopyOrder, Direction, Outcome
 LOAD_STAGING_BYTES = 64 << 20
 STORE_STAGING_BYTES = 32 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
+FEW_WAIT_S = 0.05
+
+_LEAST_STAGING_BYTES = 1 << 20
 
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
@@ -35,7 +38,6 @@ _AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
 does not stand still while this thread waits. That it waits long is the point: each time it runs, the engine does
 not."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
-_FEW_WAIT_S = 0.025
 
 
 class StagedCopier(ThreadedCopier):
@@ -47,22 +49,35 @@ class StagedCopier(ThreadedCopier):
         rank: Rank = Rank(0),  # noqa: B008 - a number to everybody but the type checker
         verify: Verify = Verify.ALL,
         faults: InjectedFaults | None = None,
+        few_wait_s: float = FEW_WAIT_S,
         load_staging_bytes: int = LOAD_STAGING_BYTES,
         store_staging_bytes: int = STORE_STAGING_BYTES,
     ) -> None:
+        """`few_wait_s`: how long stores of a few blocks may wait for others."""
         super().__init__(rank, faults)
+        self._few_wait_s = few_wait_s
         ensure(pages.bytes_per_slot == gpu.bytes_per_block, "slots and blocks are of different sizes")
         self._gpu = gpu
         self._pages = pages
         self._verify = verify
         self._stagers = {
-            Direction.LOAD: Stager(gpu, pages, Direction.LOAD, load_staging_bytes),
-            Direction.STORE: Stager(gpu, pages, Direction.STORE, store_staging_bytes),
+            Direction.LOAD: self._stager(Direction.LOAD, load_staging_bytes),
+            Direction.STORE: self._stager(Direction.STORE, store_staging_bytes),
         }
         self._tickets = deque(range(_TICKETS))
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
+
+    def _stager(self, direction: Direction, staging_bytes: int) -> Stager:
+        """With less staging memory where the device has little left. Copies are slower then, and work."""
+        while True:
+            try:
+                return Stager(self._gpu, self._pages, direction, staging_bytes)
+            except MemoryError:
+                if staging_bytes <= _LEAST_STAGING_BYTES:
+                    raise
+                staging_bytes //= 2
 
     @property
     def slots(self) -> int:
@@ -142,7 +157,7 @@ class StagedCopier(ThreadedCopier):
     def _serve(self, jobs: Jobs) -> None:
         self._gpu.enter()
         begun: dict[Direction, deque[tuple[list[Job], Iterator[Flight]]]] = {each: deque() for each in Direction}
-        few = _Few(self.bytes_per_block)
+        few = _Few(self.bytes_per_block, self._few_wait_s)
         stopping = False
         while not stopping or few.jobs or any(begun.values()):
             if few.jobs and (stopping or few.are_due()):
@@ -255,8 +270,9 @@ class _Few:
     """Stores that are too small to be worth a flight of their own, until there are enough of them or the first has
     waited long enough. Requests that decode fill a block every few steps, and nobody waits for it."""
 
-    def __init__(self, bytes_per_block: int) -> None:
+    def __init__(self, bytes_per_block: int, wait_s: float) -> None:
         self.jobs: list[Job] = []
+        self._wait_s = wait_s
         self._blocks = 0
         self._enough = min(_ENOUGH_BLOCKS, _ENOUGH_BYTES // bytes_per_block)
         self._due_s = 0.0
@@ -270,7 +286,7 @@ class _Few:
 
     def add(self, job: Job) -> None:
         if not self.jobs:
-            self._due_s = monotonic() + _FEW_WAIT_S
+            self._due_s = monotonic() + self._wait_s
         self.jobs.append(job)
         self._blocks += len(job.order.blocks)
 

@@ -116,7 +116,7 @@ class Flight:
 
 
 class Stager:
-    """One direction. Called from the copier's thread."""
+    """One direction. Called from the copier's thread. Raises MemoryError if the device has no room for it."""
 
     def __init__(self, gpu: Gpu, slots: Slots, direction: Direction, staging_bytes: int) -> None:
         self.direction = direction
@@ -124,7 +124,9 @@ class Stager:
         self._gpu = gpu
         self._slots = slots
         self._control = gpu.stream(urgent=urgent)
-        self._lanes = [Lane(gpu.stream(urgent=urgent), gpu.staging(staging_bytes)) for _ in range(LANES)]
+        whole = gpu.staging(LANES * staging_bytes)
+        parts = [Staging(whole.address + lane * staging_bytes, staging_bytes) for lane in range(LANES)]
+        self._lanes = [Lane(gpu.stream(urgent=urgent), staging) for staging in parts]
         self._turn = 0
         self._on_their_way: deque[Event] = deque()  # the ends of chunks
         self._bus: Event | None = None  # the end of the last copy on the bus

@@ -91,7 +91,8 @@ class Gpu(Protocol):
     def stream(self, *, urgent: bool) -> Stream:
         """A new one. What it is given goes before the engine's own work if urgent, else behind it."""
 
-    def staging(self, num_bytes: int) -> Staging: ...
+    def staging(self, num_bytes: int) -> Staging:
+        """Raises MemoryError if there is none."""
 
     def parts(self, num_bytes: int) -> list[Part]:
         """All bytes of a block in as few parts as staging memory of this size allows."""

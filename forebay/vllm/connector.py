@@ -63,7 +63,12 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         settings = config.for_ranks(ranks)
         if role == KVConnectorRole.WORKER:
             self.worker_handler = SimpleCPUOffloadWorker(
-                vllm_config, kv_cache_config, settings.capacity_bytes, faults=config.faults, verify=config.verify
+                vllm_config,
+                kv_cache_config,
+                settings.capacity_bytes,
+                faults=config.faults,
+                verify=config.verify,
+                lazy=config.is_lazy,
             )
             return
         self.scheduler_manager = SimpleCPUOffloadScheduler(

@@ -20,7 +20,7 @@ from forebay.copier.checksum import Verify
 from forebay.copier.cuda import cuda_copier
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.regions import block_regions
-from forebay.copier.staged import StagedCopier
+from forebay.copier.staged import FEW_WAIT_S, StagedCopier
 from forebay.copier.torch_copier import TorchCopier
 from forebay.errors import ForebayError, LostLoadError
 from forebay.groups import host_slots
@@ -32,6 +32,9 @@ from forebay.vllm.metadata import RankSlots, SimpleCPUOffloadMetadata, SimpleCPU
 logger = init_logger("vllm.forebay")
 
 _TRIES = 5
+
+_LAZY_WAIT_S = 0.005
+"""In lazy mode the engine is about to need the blocks that are stored."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ class SimpleCPUOffloadWorker:
         *,
         faults: InjectedFaults | None = None,
         verify: Verify = Verify.ALL,
+        lazy: bool = False,
     ) -> None:
         self.vllm_config = vllm_config
         self.kv_cache_config = kv_cache_config
@@ -78,6 +82,7 @@ class SimpleCPUOffloadWorker:
         self.num_cpu_blocks = 0
         self._faults = faults
         self._verify = verify
+        self._lazy = lazy
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
         self._copier: Copier = NothingToCopy(self._rank)
@@ -115,7 +120,14 @@ class SimpleCPUOffloadWorker:
         regions = block_regions(tensors, blocks)
         copier: TorchCopier | StagedCopier
         if device.type == "cuda":
-            copier = cuda_copier(regions, slots, rank=self._rank, faults=self._faults, verify=self._verify)
+            copier = cuda_copier(
+                regions,
+                slots,
+                rank=self._rank,
+                faults=self._faults,
+                verify=self._verify,
+                few_wait_s=_LAZY_WAIT_S if self._lazy else FEW_WAIT_S,
+            )
             # Its copies wait for the engine's stream by themselves. A recurrent state may be written by a step
             # after the one that gave its block a hash, so there everything waits for the end of the step.
             groups = self.kv_cache_config.kv_cache_groups

@@ -10,6 +10,7 @@ from threading import Event
 import torch
 
 from forebay.copier.arena import Arena
+from forebay.copier.staged import StagedCopier
 from forebay.copier.torch_copier import TorchCopier
 from forebay.ids import BlockId, Slot, TransferId
 from forebay.transfers import CopyOrder, Direction, Outcome, Report
@@ -31,7 +32,9 @@ def block_bytes(regions: Sequence[torch.Tensor], block: int) -> bytes:
     return b"".join(bytes(region[block].tolist()) for region in regions)
 
 
-def slot_bytes(copier: TorchCopier, slot: int) -> bytes:
+def slot_bytes(copier: TorchCopier | StagedCopier, slot: int) -> bytes:
+    if isinstance(copier, StagedCopier):
+        return copier.pages.row(slot).tobytes()
     return bytes(copier.arena[slot].tolist())
 
 
@@ -56,7 +59,7 @@ def load(number: int, pairs: dict[int, int], moves: dict[int, int] | None = None
     return _order(number, Direction.LOAD, pairs, moves)
 
 
-def poll_until(copier: TorchCopier, enough: Callable[[list[Report]], bool]) -> list[Report]:
+def poll_until(copier: TorchCopier | StagedCopier, enough: Callable[[list[Report]], bool]) -> list[Report]:
     """The test's own timeout ends this if it never happens."""
     reports: list[Report] = []
     while True:
@@ -66,7 +69,7 @@ def poll_until(copier: TorchCopier, enough: Callable[[list[Report]], bool]) -> l
         time.sleep(0.001)
 
 
-def run(copier: TorchCopier, *orders: CopyOrder) -> dict[int, Outcome]:
+def run(copier: TorchCopier | StagedCopier, *orders: CopyOrder) -> dict[int, Outcome]:
     """Submit, wait for all, and see that nothing is reported twice."""
     for order in orders:
         copier.submit(order)

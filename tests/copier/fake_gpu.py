@@ -80,6 +80,7 @@ class FakeGpu:
         self.compute = FakeStream(self)
         self._streams = [self.compute]
         self._stagings: list[Any] = []
+        self.most_staging_bytes = 1 << 40
         self._sums: dict[int, int] = {}
         self._told: dict[int, int] = {}
         self.held = False
@@ -120,6 +121,8 @@ class FakeGpu:
         return stream
 
     def staging(self, num_bytes: int) -> Staging:
+        if num_bytes > self.most_staging_bytes:
+            raise MemoryError(num_bytes)
         memory = np.zeros(num_bytes, dtype=np.uint8)
         self._stagings.append(memory)
         return Staging(memory.ctypes.data, num_bytes)

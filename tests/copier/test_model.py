@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.copier import InjectedFaults
 from forebay.copier.faults import GARBAGE, Fates
+from forebay.copier.pages import HostPages
+from forebay.copier.staged import StagedCopier
 from forebay.copier.torch_copier import TorchCopier
 from forebay.ids import Rank
 from forebay.transfers import CopyOrder, Direction, Outcome
 from tests.copier.builders import block_bytes, load, make_regions, run, slot_bytes, store
+from tests.copier.fake_gpu import FakeGpu
 
 BLOCKS, SLOTS = 12, 10
 
@@ -79,6 +84,23 @@ faults = st.builds(
 )
 
 
+Either = TorchCopier | StagedCopier
+Make = Callable[[list[torch.Tensor], Rank, InjectedFaults, Random], Either]
+
+
+def on_the_host(regions: list[torch.Tensor], rank: Rank, faults: InjectedFaults, rng: Random) -> TorchCopier:
+    return TorchCopier(regions, SLOTS, rank=rank, faults=faults)
+
+
+def on_a_device(regions: list[torch.Tensor], rank: Rank, faults: InjectedFaults, rng: Random) -> StagedCopier:
+    gpu = FakeGpu(regions, rng)
+    pages = HostPages(SLOTS, gpu.bytes_per_block, threads=1)
+    assert pages.wait(30)
+    sizes = {"load_staging_bytes": rng.choice([150, 300]), "store_staging_bytes": rng.choice([60, 200])}
+    return StagedCopier(gpu, pages, rank=rank, faults=faults, few_wait_s=0.001, **sizes)
+
+
+@pytest.mark.parametrize("make", [on_the_host, on_a_device])
 @given(
     seed=st.integers(0, 2**32),
     faults=faults,
@@ -87,13 +109,15 @@ faults = st.builds(
     batches=st.integers(1, 5),
 )
 def test_all_bytes_are_where_the_reports_say(
-    seed: int, faults: InjectedFaults, widths: tuple[int, ...], gap: int, batches: int
+    make: Make, seed: int, faults: InjectedFaults, widths: tuple[int, ...], gap: int, batches: int
 ) -> None:
     rng = Random(seed)
     regions = make_regions(BLOCKS, widths, gap)
     rank = Rank(1)
-    copier = TorchCopier(regions, SLOTS, rank=rank, faults=faults)
-    copier.arena.copy_(torch.arange(SLOTS)[:, None] + 100)
+    copier = make(regions, rank, faults, rng)
+    for slot in range(SLOTS):
+        row = copier.pages.row(slot) if isinstance(copier, StagedCopier) else copier.arena[slot]
+        row[:] = slot + 100
     garbage = bytes([GARBAGE]) * copier.bytes_per_block
     model = Model(
         {block: block_bytes(regions, block) for block in range(BLOCKS)},
@@ -128,7 +152,7 @@ def test_all_bytes_are_where_the_reports_say(
     copier.close()
 
 
-def garbled(order: CopyOrder, regions: list[torch.Tensor], copier: TorchCopier, garbage: bytes) -> bool:
+def garbled(order: CopyOrder, regions: list[torch.Tensor], copier: Either, garbage: bytes) -> bool:
     """Whether all that it writes is garbage. If only some is, that is left from an earlier order."""
     if order.direction is Direction.STORE:
         return all(slot_bytes(copier, slot) == garbage for slot in order.slots)

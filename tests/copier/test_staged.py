@@ -33,7 +33,12 @@ class Rig:
         self.gpu = FakeGpu(self.regions, Random(7))
         self.pages = HostPages(SLOTS, self.gpu.bytes_per_block, threads=1)
         assert self.pages.wait(30)
-        settings = {"rank": Rank(3), "load_staging_bytes": 300, "store_staging_bytes": 88} | settings
+        settings = {
+            "rank": Rank(3),
+            "few_wait_s": 0.001,
+            "load_staging_bytes": 300,
+            "store_staging_bytes": 88,
+        } | settings
         self.copier = StagedCopier(self.gpu, self.pages, **settings)  # type: ignore[arg-type]
 
     def block(self, block: int) -> bytes:
@@ -172,6 +177,23 @@ def test_when_the_thread_dies_nothing_is_on_its_way_any_more_and_another_goes_on
     assert rig.run(store(3, {0: 12})) == {3: DONE}
 
 
+def test_a_device_with_little_memory_left_gets_less_staging_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST_STAGING_BYTES", 100)
+    regions = make_regions(num_blocks=12)
+    gpu = FakeGpu(regions, Random(0))
+    pages = HostPages(SLOTS, gpu.bytes_per_block, threads=1)
+    assert pages.wait(30)
+    gpu.most_staging_bytes = 300
+    copier = StagedCopier(gpu, pages, load_staging_bytes=4096, store_staging_bytes=4096)
+    assert run(copier, store(1, {block: block for block in range(6)})) == {1: DONE}
+    assert run(copier, load(2, {block + 6: block for block in range(6)})) == {2: DONE}
+    assert [block_bytes(regions, block + 6) for block in range(6)] == [block_bytes(regions, b) for b in range(6)]
+    copier.close()
+    gpu.most_staging_bytes = 50
+    with pytest.raises(MemoryError):
+        StagedCopier(gpu, pages, load_staging_bytes=4096)
+
+
 def test_too_many_on_their_way(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TICKETS", 2)
     rig = make()
@@ -185,6 +207,37 @@ def test_too_many_on_their_way(make: Callable[..., Rig], monkeypatch: pytest.Mon
     reports = poll_until(rig.copier, lambda reports: len(reports) == 4)
     assert sorted(report.outcome.value for report in reports) == ["done", "done", "failed", "failed"]
     assert rig.run(load(9, {})) == {9: DONE}
+
+
+def test_stores_of_a_few_blocks_fly_together(make: Callable[..., Rig]) -> None:
+    rig = make(few_wait_s=0.2)
+    uploads = []
+    upload = rig.gpu.upload
+    rig.gpu.upload = lambda stream, columns: (uploads.append(len(columns.slots)), upload(stream, columns))[1]  # type: ignore[method-assign]
+    assert rig.run(*(keyed(store(number, {number: number})) for number in range(5))) == dict.fromkeys(
+        range(5), DONE
+    )
+    assert uploads == [5]
+    assert [rig.slot(number) for number in range(5)] == rig.blocks[:5]
+    assert rig.run(keyed(load(9, {number + 5: number for number in range(5)}))) == {9: DONE}
+
+
+def test_stores_that_fly_together_wait_for_what_the_last_of_them_waits_for(make: Callable[..., Rig]) -> None:
+    rig = make(few_wait_s=0.2)
+    rig.gpu.held = True
+    rig.copier.submit(store(1, {0: 0}))
+    rig.gpu.compute.give(lambda: rig.regions[0][1].fill_(77))
+    rig.copier.submit(store(2, {1: 1}))
+    while rig.copier._jobs.qsize() or not rig.copier._flights[Direction.STORE]:
+        time.sleep(0.001)
+    # The first mark is passed, and then the device rests on everything but the copier's own streams.
+    rest = [rig.gpu.compute.todo.pop() for _ in range(2)]
+    rig.gpu.held = False
+    for _ in range(1000):
+        rig.gpu.run(1)
+    rig.gpu.compute.todo.extend(reversed(rest))
+    poll_until(rig.copier, lambda reports: len(reports) == 2)
+    assert rig.slot(1)[:64] == bytes([77]) * 64
 
 
 # --- injected ---------------------------------------------------------------------------------------------

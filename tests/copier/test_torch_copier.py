@@ -15,12 +15,12 @@ from forebay.copier.arena import Arena
 from forebay.copier.faults import GARBAGE
 from forebay.copier.regions import block_regions
 from forebay.copier.torch_copier import TorchCopier
-from forebay.errors import CapacityError, InvariantError, LayoutError
-from forebay.ids import BlockId, Rank, Slot
+from forebay.errors import CapacityError, ConfigError, InvariantError, LayoutError
+from forebay.ids import BlockId, Key, Rank, Slot
 from forebay.transfers import CopyOrder, Outcome
 from tests.copier.builders import block_bytes, held, load, make_regions, poll_until, run, slot_bytes, store
 
-DONE, FAILED = Outcome.DONE, Outcome.FAILED
+DONE, FAILED, MISMATCH = Outcome.DONE, Outcome.FAILED, Outcome.MISMATCH
 
 
 @pytest.fixture
@@ -377,6 +377,20 @@ def test_only_one_direction_fails(regions: list[torch.Tensor]) -> None:
     assert run(copier, store(1, {0: 0}), store(2, {1: 1})) == {1: DONE, 2: DONE}
     assert run(copier, load(3, {0: 0})) == {3: FAILED}
     copier.close()
+
+
+@pytest.mark.parametrize("spoil", ["flip", "reuse"])
+def test_what_goes_wrong_in_silence_is_noticed(regions: list[torch.Tensor], spoil: str) -> None:
+    copier = TorchCopier(regions, slots=6, faults=InjectedFaults(fail_chance=1.0, spoil=spoil))  # type: ignore[arg-type]
+    keys = [Key(b"one"), Key(b"two")]
+    assert run(copier, store(1, {0: 0, 1: 1})._replace(keys=keys)) == {1: DONE}
+    assert run(copier, load(2, {2: 0, 3: 1})._replace(keys=keys)) == {2: MISMATCH}
+    copier.close()
+
+
+def test_nothing_can_be_reported_too_early(regions: list[torch.Tensor]) -> None:
+    with pytest.raises(ConfigError, match=r"^spoil: expected flip or reuse"):
+        TorchCopier(regions, slots=6, faults=InjectedFaults(fail_chance=1.0, spoil="early"))
 
 
 def test_reports_are_held_back_for_so_many_polls(

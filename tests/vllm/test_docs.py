@@ -74,21 +74,6 @@ def test_vllm_takes_the_configurations_that_pages_show() -> None:
         assert found is forebay.vllm.SimpleCPUOffloadConnector
 
 
-def test_the_readme_quotes_the_line_that_stops_an_engine_on_a_gpu() -> None:
-    import torch
-
-    from forebay.errors import ForebayError
-    from forebay.vllm import SimpleCPUOffloadWorker
-    from tests.vllm.driving import full, kv_cache_config, vllm_config
-
-    worker = SimpleCPUOffloadWorker(vllm_config(), kv_cache_config([full()], 16), 1 << 20)
-    with pytest.raises(ForebayError) as error:
-        worker.register_kv_caches({"layer0": torch.empty(16, 256, device="meta")})
-    line = str(error.value)
-    assert line.replace("meta", "cuda:0") in (ROOT / "README.md").read_text()
-    assert "\n" not in line
-
-
 def test_differences_names_every_method_that_differs() -> None:
     text = (ROOT / "docs" / "differences.md").read_text()
     for name, method in (*OTHER_SIGNATURE, *LEFT_OUT):

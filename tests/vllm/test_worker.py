@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from forebay.errors import ForebayError
 from forebay.ids import BlockId, RequestId, Slot, TransferId
 from forebay.transfers import CopyOrder, Direction, Outcome, Report
 from tests.vllm.driving import full, kv_cache_config, mamba, vllm_config, window
@@ -101,6 +102,23 @@ def test_bytes_go_there_and_back(rank: Rank) -> None:
     rank.until(2)
     assert rank.cache[[6, 2]].equal(before)
     assert rank.ended == {"stores": {1: 1}, "loads": {2: 1}, "failed": {}, "mismatched": {}}
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_only_loads_without_moves_are_submitted_before_the_forward_pass(rank: Rank, early: bool) -> None:
+    """And only to copiers that wait for the engine's stream themselves."""
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    submitted: list[int] = []
+    worker = rank.worker
+    worker._submits_early = early
+    worker._copier.submit = lambda order: submitted.append(order.id)  # type: ignore[method-assign]
+    loads = [_load(1, [1], [1]), _load(2, [2], [2])._replace(move_from=[BlockId(3)], move_to=[BlockId(4)])]
+    waiting = [RequestId("one"), RequestId("two")]
+    worker.bind_connector_metadata(SimpleCPUOffloadMetadata(loads, [_store(3, [5], [5])], waiting, [], SLOTS))
+    assert submitted == ([1] if early else [])
+    worker.get_transfer_results(set())
+    assert submitted == [1, 2, 3]
 
 
 def test_a_verdict_on_an_open_load_is_told_once_and_the_load_is_still_reported() -> None:
@@ -259,6 +277,16 @@ def test_a_scheduler_that_counts_on_more_slots_is_stopped(rank: Rank) -> None:
 
     with pytest.raises(ForebayError, match="at most 8 slots, as rank 0 has, got 9"):
         rank.worker.bind_connector_metadata(SimpleCPUOffloadMetadata(slots=9))
+
+
+def test_caches_on_another_kind_of_device_are_refused_in_one_line() -> None:
+    import torch
+
+    from forebay.vllm import SimpleCPUOffloadWorker
+
+    worker = SimpleCPUOffloadWorker(vllm_config(), kv_cache_config([full()], 16), 1 << 20)
+    with pytest.raises(ForebayError, match=r"^forebay: expected KV caches on a CPU or a CUDA device, got meta$"):
+        worker.register_kv_caches({"layer0": torch.empty(16, 256, device="meta")})
 
 
 def test_caches_that_are_registered_again_are_refused(rank: Rank) -> None:

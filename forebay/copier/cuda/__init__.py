@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.copier.checksum import Verify
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.pages import HostPages, gpu_numa_node
-from forebay.copier.staged import LOAD_STAGING_BYTES, STORE_STAGING_BYTES, StagedCopier
+from forebay.copier.staged import FEW_WAIT_S, LOAD_STAGING_BYTES, STORE_STAGING_BYTES, StagedCopier
 from forebay.ids import Rank
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def cuda_copier(
     rank: Rank = Rank(0),  # noqa: B008 - a number to everybody but the type checker
     verify: Verify = Verify.ALL,
     faults: InjectedFaults | None = None,
+    few_wait_s: float = FEW_WAIT_S,
     load_staging_bytes: int = LOAD_STAGING_BYTES,
     store_staging_bytes: int = STORE_STAGING_BYTES,
 ) -> StagedCopier:
@@ -43,6 +44,7 @@ def cuda_copier(
         rank=rank,
         verify=verify,
         faults=faults,
+        few_wait_s=few_wait_s,
         load_staging_bytes=load_staging_bytes,
         store_staging_bytes=store_staging_bytes,
     )

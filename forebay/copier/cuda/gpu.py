@@ -112,8 +112,11 @@ class CudaGpu:
         return CudaStream(self.driver, self._device, urgent=urgent)
 
     def staging(self, num_bytes: int) -> Staging:
-        with torch.cuda.stream(self._own):
-            memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        try:
+            with torch.cuda.stream(self._own):
+                memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(f"{num_bytes} bytes on {self._device}") from error
         self._stagings.append(memory)
         return Staging(memory.data_ptr(), num_bytes)
 
