@@ -62,7 +62,10 @@ clean: ## remove .venv, .venv-compat, caches and build output
 		exit 1; \
 	fi; \
 	echo "==> setting up .venv with Python $$found"
-	@$(PYTHON) -m venv .venv
+	@# Interrupted, it leaves files in its temporary folder, and its own pip ends a moment after it.
+	@temporary=$$(mktemp -d); trap 'sleep 1; rm -rf "$$temporary"; echo "interrupted" >&2; exit 130' INT; \
+	status=0; TMPDIR=$$temporary $(PYTHON) -m venv .venv 2>"$$temporary/errors" || status=$$?; \
+	tail -n 1 "$$temporary/errors" >&2; rm -rf "$$temporary"; exit $$status
 	@echo "==> installing forebay and its development tools"
 	@$(BIN)/python -m pip install -e '.[dev]' | grep --line-buffered -E '^(Collecting|Successfully)'
 	@touch $@

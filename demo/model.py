@@ -89,11 +89,11 @@ def is_made(model: Path, size: Size) -> bool:
 
 def save(folder: Path, size: Size) -> None:
     (folder / "config.json").write_text(json.dumps(size.config()))
-    spoken = _save_tokenizer(folder)
-    _save_weights(folder, size, spoken)
+    spoken = save_tokenizer(folder)
+    save_weights(folder, size.config(), spoken)
 
 
-def _save_tokenizer(folder: Path) -> list[int]:
+def save_tokenizer(folder: Path, **settings: str) -> list[int]:
     """One token for each byte. An answer that goes back in with the next turn becomes the same tokens again, so
     that the turn begins with the KV of those before. Returns the tokens that can be answers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -105,45 +105,47 @@ def _save_tokenizer(folder: Path) -> list[int]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
+    described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": SPECIAL[0],
         "bos_token": SPECIAL[1],
         "eos_token": SPECIAL[2],
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps(described | settings))
     return [ids[chr(byte)] for byte in VISIBLE]
 
 
-def _save_weights(folder: Path, size: Size, spoken: list[int]) -> None:
-    """So wide a spread that every token depends on every part of the KV cache: wrong KV gives another answer."""
+def save_weights(folder: Path, config: dict[str, Any], spoken: list[int]) -> None:
+    """Of a Llama with this config. The spread is so wide that every token depends on every part of the KV cache:
+    wrong KV gives another answer."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)
-    spread = 2.8 / size.hidden**0.5
+    hidden, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    queries, keys = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in ("attention", "key_value"))
+    spread = 2.8 / hidden**0.5
 
     def normal(*shape: int, spread: float = spread) -> torch.Tensor:
         return torch.empty(shape).normal_(0, spread, generator=generator)
 
-    hidden, inner, keys = size.hidden, size.inner, KV_HEADS * HEAD_DIM
-    head = torch.zeros(VOCABULARY, hidden)
+    head = torch.zeros(vocabulary, hidden)
     head[spoken] = normal(len(spoken), hidden)
     tensors = {
-        "model.embed_tokens.weight": normal(VOCABULARY, hidden, spread=0.02),
+        "model.embed_tokens.weight": normal(vocabulary, hidden, spread=0.02),
         "model.norm.weight": torch.ones(hidden),
         "lm_head.weight": head,
     }
-    for layer in range(size.layers):
+    for layer in range(config["num_hidden_layers"]):
         stem = f"model.layers.{layer}"
         tensors |= {
             f"{stem}.input_layernorm.weight": torch.ones(hidden),
             f"{stem}.post_attention_layernorm.weight": torch.ones(hidden),
-            f"{stem}.self_attn.q_proj.weight": normal(hidden, hidden),
+            f"{stem}.self_attn.q_proj.weight": normal(queries, hidden),
             f"{stem}.self_attn.k_proj.weight": normal(keys, hidden),
             f"{stem}.self_attn.v_proj.weight": normal(keys, hidden),
-            f"{stem}.self_attn.o_proj.weight": normal(hidden, hidden),
+            f"{stem}.self_attn.o_proj.weight": normal(hidden, queries),
             f"{stem}.mlp.gate_proj.weight": normal(inner, hidden),
             f"{stem}.mlp.up_proj.weight": normal(inner, hidden),
             f"{stem}.mlp.down_proj.weight": normal(hidden, inner),

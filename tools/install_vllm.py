@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +35,7 @@ PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 15)
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 LEFT_OUT = {"torchaudio", "torchcodec", "torchvision"}
 TELLING = ("Collecting ", "Downloading ", "Building ", "Installing collected packages", "Successfully installed")
+PIP_END_S = 60
 INSTALLER = "forebay\n"
 CHECK = "import vllm, vllm.platforms as p; print(vllm.__version__, p.current_platform.device_type)"
 
@@ -167,12 +169,19 @@ class Pip:
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
         ):
             assert process.stdout
-            for line in process.stdout:
-                log.write(line)
-                if line.startswith("ERROR: "):
-                    errors.append(line.removeprefix("ERROR: ").strip())
-                if said := shown(line):
-                    print(f"    {time.monotonic() - self._start:>4.0f} s  {said}", flush=True)
+            try:
+                for line in process.stdout:
+                    log.write(line)
+                    if line.startswith("ERROR: "):
+                        errors.append(line.removeprefix("ERROR: ").strip())
+                    if said := shown(line):
+                        print(f"    {time.monotonic() - self._start:>4.0f} s  {said}", flush=True)
+            except KeyboardInterrupt:
+                # Ctrl-C reaches pip too, which then takes back what it was about to install.
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=PIP_END_S)
+                process.kill()
+                raise
         if process.returncode:
             raise InstallError(
                 f"{errors[-1] if errors else 'pip failed'} (all that pip said: {os.path.relpath(self._log)})"
