@@ -14,9 +14,9 @@ help: ## show this list
 	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-demo: .venv/.ready ## a chat larger than the device pool: without offload, eager, lazy (seconds, no GPU)
+demo: .venv/.vllm ## chats that do not fit on the device, in a real vLLM: without offload, eager, lazy (two minutes, no GPU)
 	@echo "==> demo"
-	@$(BIN)/python -m forebay.demo
+	@$(BIN)/python -m demo $(ARGS)
 
 test: lint .venv/.vllm .venv/.prometheus ## lint, types and all tests, with a real vLLM on the CPU (the first time two minutes more)
 	@echo "==> pytest"
@@ -62,7 +62,10 @@ clean: ## remove .venv, .venv-compat, caches and build output
 		exit 1; \
 	fi; \
 	echo "==> setting up .venv with Python $$found"
-	@$(PYTHON) -m venv .venv
+	@# Interrupted, it leaves files in its temporary folder, and its own pip ends a moment after it.
+	@temporary=$$(mktemp -d); trap 'sleep 1; rm -rf "$$temporary"; echo "interrupted" >&2; exit 130' INT; \
+	status=0; TMPDIR=$$temporary $(PYTHON) -m venv .venv 2>"$$temporary/errors" || status=$$?; \
+	tail -n 1 "$$temporary/errors" >&2; rm -rf "$$temporary"; exit $$status
 	@echo "==> installing forebay and its development tools"
 	@$(BIN)/python -m pip install -e '.[dev]' | grep --line-buffered -E '^(Collecting|Successfully)'
 	@touch $@

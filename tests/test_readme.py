@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from demo.results import rows
 from forebay import OffloadConfig, Stats
 from forebay.copier import InjectedFaults
 from forebay.policies import POLICIES
+from tests.demo.builders import make_run
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -52,6 +54,14 @@ def test_the_first_screen_of_the_readme_has_the_first_commands() -> None:
     first_screen = (ROOT / "README.md").read_text().splitlines()[:12]
     for command in ("make demo", "make test"):
         assert any(line.strip().startswith(command) for line in first_screen)
+
+
+def test_the_table_of_the_demo_has_the_rows_that_the_demo_prints() -> None:
+    shown = (ROOT / "README.md").read_text().partition("<!-- demo-table -->\n")[2].partition("<!-- /demo-table")[0]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()]
+    printed = [row[0] for row in rows([make_run("none", 1.0, 1.0), make_run("eager", 1.0, 1.0)])]
+    assert [row[0] for row in table if "---" not in row[0]] == printed
+    assert table[-1] == ["answers equal", "reference", "100 %", "100 %"]
 
 
 def test_ci_runs_what_developers_run() -> None:
@@ -106,7 +116,7 @@ def test_proofs_name_only_tests_that_exist() -> None:
 
 @each_page
 def test_files_named_in_full_exist(page: Path) -> None:
-    for path in re.findall(r"`((?:forebay|tests|docs|bench|\.ci)/[\w/.-]+)`", page.read_text()):
+    for path in re.findall(r"`((?:forebay|demo|tests|docs|bench|\.ci)/[\w/.-]+)`", page.read_text()):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 

