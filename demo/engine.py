@@ -2,8 +2,8 @@
 
     python -m demo.engine SPEC FD
 
-One at a time, because what else is in a batch changes the last bits of floats and so, now and then, a token. What
-it has to say goes to the file descriptor, a line of JSON each (see children.py). What vLLM says goes to stdout.
+One at a time, because what else is in a batch may change the last bits of floats, and with them a token. What it
+has to say goes to the file descriptor, a line of JSON each (see children.py). What vLLM says goes to stdout.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from demo.workload import ANSWER, BLOCK, Workload, warm_up_prompt
 
 Say = Callable[[dict[str, Any]], None]
 
-# Read when vLLM and torch are imported. One thread computes: threads that wait for each other make the numbers
-# jump when the machine is busy with other things too, and with one they mean the same on two cores and on sixty.
+# Read when vLLM and torch are imported. One thread computes, and leaves a core for copies where there are
+# two. With two threads on two busy cores a token took 10 to 270 ms; whether it was only the load was not tried.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
