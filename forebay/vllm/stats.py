@@ -10,9 +10,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 
 from forebay.manager import OffloadManager
 from forebay.metrics import BY_KEY, METRICS, Kind
-from forebay.stats import Histogram
 
 _READ = tuple((metric.key, attrgetter(metric.source)) for metric in METRICS if metric.source is not None)
+_HISTOGRAMS = tuple(metric.key for metric in METRICS if metric.kind is Kind.HISTOGRAM)
 
 
 @dataclass
@@ -95,9 +95,8 @@ class StatsTaker:
 
 def _values(manager: OffloadManager, adapter: AdapterView) -> dict[str, Any]:
     values = {key: read(manager) for key, read in _READ}
-    for key, value in values.items():
-        if isinstance(value, Histogram):
-            values[key] = _Counts(tuple(value.counts), value.total)
+    for key in _HISTOGRAMS:
+        values[key] = _Counts(tuple(values[key].counts), values[key].total)
     # The manager counts bytes of one rank, as the engine told it; ranks may differ, and do not copy padding.
     for blocks, of_all_ranks in (("stored_blocks", "stored_bytes"), ("loaded_blocks", "loaded_bytes")):
         values[of_all_ranks] = values[blocks] * adapter.slot_bytes
