@@ -57,6 +57,7 @@ class Driver:
             raise CudaError("forebay: expected a CUDA context in this thread, got none")
         self._batch_copy = self._find_batch_copy(self._library)
         self._large_batch_copy = self._find_batch_copy(self._slow)
+        self._stream = self.new_stream(urgent=False)
         self._attributes = _CopyAttributes(source_access_order=_IN_STREAM_ORDER)
         self._attributes_from = c_size_t(0)
 
@@ -112,8 +113,9 @@ class Driver:
             if result == _OUT_OF_MEMORY:
                 raise MemoryError(f"{num_bytes} bytes of device memory")
             self._check("cuMemAlloc_v2", result)
-            self._check("cuMemsetD8_v2", self._slow.cuMemsetD8_v2(address, c_ubyte(0), c_size_t(num_bytes)))
-            self._check("cuCtxSynchronize", self._slow.cuCtxSynchronize())
+        # On a stream of its own: the default one, and waiting for the whole device, would meddle with captures.
+        self.fill(self._stream, address.value, 0, num_bytes)
+        self.synchronize(self._stream)
         return address.value
 
     def free(self, address: int) -> None:
