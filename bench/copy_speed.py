@@ -78,7 +78,6 @@ class Race:
         self.copier: StagedCopier = cuda_copier(self.regions, 2 * self.blocks, verify=verify)
         while self.copier.ready < self.copier.slots:
             time.sleep(0.01)
-        self.rng = Random(1)
         self._number = 0
         self._submit_s: list[float] = []
 
@@ -150,10 +149,9 @@ class Race:
     def dma_alone(self, direction: Direction) -> float:
         """Seconds for the same blocks, piece by piece, by the driver's batched copy."""
         driver, pages = Driver(), self.copier.pages
-        order = [each for part in (self.orders(direction, 0),) for each in part]
         stream = torch.cuda.Stream()
         calls = []
-        for each in order:
+        for each in self.orders(direction, 0):
             slots = pages.addresses(np.array(each.slots, dtype=np.int64)).astype(np.int64)
             blocks = np.array(each.blocks, dtype=np.int64)
             on_host = np.concatenate([slots + n * self.layout.piece_bytes for n in range(self.layout.pieces)])

@@ -243,7 +243,7 @@ class StagedCopier(ThreadedCopier):
         if job.fate.fails or job.fate.kills:
             yield from self._fail(job)
             return
-        if job.fate.spoils is Spoil.REUSE and job.order.slots:
+        if job.fate.spoils is Spoil.REUSE and job.order.keys:
             self._reuse(job)
         yield from self._issue([job])
 

@@ -81,7 +81,7 @@ class TorchCopier(ThreadedCopier):
                 self._warn_once("refused", "transfer %d was refused: %s", order.id, fault)
             if fault is not None or fate.fails:
                 return Outcome.FAILED
-            if fate.spoils is Spoil.REUSE and order.slots:
+            if fate.spoils is Spoil.REUSE and order.keys:
                 self._reuse(order)
             wrong = self._copy(order)
             if fate.spoils is Spoil.FLIP and order.slots:

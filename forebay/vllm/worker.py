@@ -131,9 +131,9 @@ class SimpleCPUOffloadWorker:
                 verify=self._verify,
                 few_wait_s=_LAZY_WAIT_S if self._lazy else FEW_WAIT_S,
             )
+            self._grows = True
             # Its copies wait for the engine's stream by themselves. A recurrent state may be written by a step
             # after the one that gave its block a hash, so there everything waits for the end of the step.
-            self._grows = True
             groups = self.kv_cache_config.kv_cache_groups
             self._submits_early = not any(compat.is_recurrent(group) for group in groups)
         else:
@@ -190,7 +190,8 @@ class SimpleCPUOffloadWorker:
         """Blocks that are being copied are pinned: nobody is given them before the copy has ended."""
 
     def start_load_kv(self) -> None:
-        """Loads begin after the forward pass, with the stores: see get_finished()."""
+        """Releases call this before or after the forward pass. See bind_connector_metadata() and get_finished(),
+        which all call at the same place."""
 
     def wait_for_save(self) -> None:
         """Stores read blocks that no later step writes, and pins keep them: nothing to wait for."""

@@ -311,7 +311,7 @@ def test_reports_are_held_back_for_so_many_polls(make: Callable[..., Rig]) -> No
     rig.copier.submit(store(1, {0: 0}))
     while not rig.copier._held:
         assert rig.copier.poll() == []
-    assert [rig.copier.poll() for _ in range(3)][:2] == [[], []]
+    assert [len(rig.copier.poll()) for _ in range(3)] == [0, 0, 1]  # the poll that saw it end was the first
 
 
 # --- the end ----------------------------------------------------------------------------------------------

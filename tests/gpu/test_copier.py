@@ -248,11 +248,9 @@ def test_submitting_does_not_block(make: Make) -> None:
     _, copier = make()
     run(copier, keyed(store(1, {block: block for block in range(BLOCKS)})))
     a_while(200)
-    begin = time.perf_counter()
     copier.submit(keyed(load(2, {block: block for block in range(BLOCKS)})))
     assert copier.poll() == []
-    assert not torch.cuda.current_stream().query(), "the engine's work was still going on"
-    assert time.perf_counter() - begin < 0.15
+    assert not torch.cuda.current_stream().query(), "submitting has waited for the engine's work"
     poll_until(copier, lambda reports: len(reports) == 1)  # type: ignore[arg-type]
 
 
