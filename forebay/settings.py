@@ -85,6 +85,20 @@ class ConnectorSettings:
             {"capacity_bytes": self.per_rank(ranks), "mode": self.mode.value, **self.settings}, WHERE
         )
 
+    def summary(self, slots: int, ranks: int) -> str:
+        """The line at the start of an engine, for people and for scripts: its names stay as they are."""
+        core = self.for_ranks(ranks)
+        said = {
+            "slots": slots,
+            "bytes_per_rank": core.capacity_bytes,
+            "ranks": ranks,
+            "mode": core.mode.value,
+            "policy": core.eviction_policy,
+            "verify": self.verify.value,
+            "layout": "block" if self.block_layout else "engine",
+        }
+        return " ".join(f"{name}={value}" for name, value in said.items())
+
 
 def named(key: str) -> str:
     return f"{WHERE}.{key}"
