@@ -38,7 +38,7 @@ _PROGRAMS = (
     *("echo", "grep", "ulimit", "numactl", "nvidia-smi", ".ci/run"),
 )
 _COMMAND = re.compile(rf"(?:[A-Z]+=\S+ )?(?:{'|'.join(map(re.escape, _PROGRAMS))})(?: \S.*)?")
-_NAMES = ("forebay", "vllm", "python", "docker")  # alone, between backticks, these are words
+_NAMES = ("forebay", "vllm", "python", "pytest", "docker")  # alone, between backticks, these are words
 
 
 class Shown(NamedTuple):
@@ -145,6 +145,7 @@ RULES = (
     Rule(r"forebay (?:config|doctor)(?: .*)?", How.HERE),
     Rule(r"make", How.HERE),
     Rule(r"make bench", How.HERE, instead=_SMALL_BENCH),
+    Rule(r"python bench/pressure\.py", How.HERE),
     Rule(r"vllm serve MODEL .*--kv-transfer-config .*", How.SERVED),
     Rule(r"curl .*localhost:8000.*", How.SERVED),
     Rule(r"python bench/scheduler_cost\.py --rival vllm", How.SERVED, instead=f"{_SMALL_BENCH} --rival vllm"),
@@ -153,6 +154,14 @@ RULES = (
         r"python tools/metrics_page\.py",
         "tests/test_metrics.py::test_the_page_has_the_tables_that_the_code_says",
     ),
+    _by(
+        r"python tools/settings_page\.py",
+        "tests/tools/test_settings_page.py::test_the_page_has_the_tables_that_the_code_says",
+    ),
+    _by(r"python bench/gpu_peers\.py --json .*", "tests/vllm/test_bench.py::test_peers"),
+    _by(r"python bench/gpu_answers\.py (?:--json .*|--control)", "tests/vllm/test_bench.py::test_answers"),
+    _left(r"python bench/copy_speed\.py.*", "needs a GPU"),
+    _left(r"make docs", "make test builds the site before it runs the tests"),
     _left(r"(?:PYTHON=\S+ )?make (?:test|test-fast|lint)|\.ci/run", "this test is a part of it"),
     _left(r"make test-compat|python tools/compat\.py .*", "installs other releases of vLLM: many minutes, 2.5 GB"),
     _left(r"make (?:test-long|mutants)", "ten minutes and more: for before a release"),

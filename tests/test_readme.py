@@ -145,6 +145,8 @@ def cells(page: str, heading: str) -> dict[str, list[str]]:
 def default_of(field: Field[object]) -> str:
     if field.default is MISSING:
         return "required"
+    if field.default is None:
+        return "none"
     default = field.default.value if isinstance(field.default, Enum) else field.default
     return f"`{json.dumps(default)}`"
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 SERVED = to_run(How.SERVED)
 SERVE = [command for command in SERVED if command.line.startswith("vllm serve")]
 ASK = [command for command in SERVED if command.line.startswith("curl")]
-OTHERS = [command for command in SERVED if command not in SERVE + ASK]
+OTHERS = {command.line: command for command in SERVED if command not in SERVE + ASK}.values()
 CLIENTS = [(page, code) for page in PAGES for code in snippets(page, served=True)]
 
 
