@@ -92,7 +92,7 @@ class OffloadManager:
             pool=HostPool(slots, policy_class(config.eviction_policy)(slots), ready),
             device=device,
             ledger=Ledger(ranks),
-            journal=Journal(layout.bytes_per_block, events_on=events),
+            journal=Journal(layout.bytes_per_block, clock, events_on=events),
             clock=clock,
             max_batched_tokens=max_batched_tokens,
         )
@@ -159,8 +159,7 @@ class OffloadManager:
         try:
             transfer = self._loads.claim(state, state.table, device_tokens, loaded_tokens)
         except RefusedLoadError as refusal:
-            books.journal.stats.loads_refused += 1
-            books.journal.warn_once("refused", f"a load was refused and is recomputed: {refusal}")
+            books.journal.refused(refusal)
             state.clear_table()
             self._ends.will_tell(request.id, loaded=False)
             return True
