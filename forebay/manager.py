@@ -68,13 +68,15 @@ class OffloadManager:
         ready: int | None = None,
         max_batched_tokens: int = 8192,
         max_requests: int = 1,
+        engine_reserves: bool = False,
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds. `ready` if
         not all of them can be used yet: see grow().
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
-        lazy stores look."""
+        lazy stores look. `engine_reserves` if the engine itself lets a load in only where all that were let in
+        before it still have the blocks to run in; else the manager sees to that."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")
         if max_batched_tokens < 1:
@@ -97,7 +99,7 @@ class OffloadManager:
             max_batched_tokens=max_batched_tokens,
         )
         self._stores = Stores(self._books, layout.lazy_reach_blocks(max_batched_tokens, max_requests))
-        self._loads = Loads(self._books, self._stores)
+        self._loads = Loads(self._books, self._stores, engine_reserves)
         self._requests: dict[RequestId, RequestState] = {}
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []

@@ -249,6 +249,33 @@ def test_a_miss_given_for_want_of_room_is_not_kept_when_there_is_room() -> None:
     assert tokens_of(desk.manager.match(second, 0)) == 32
 
 
+def test_where_the_engine_reserves_room_itself_nobody_waits_for_it() -> None:
+    desk = Desk(num_blocks=21, max_batched_tokens=16, engine_reserves=True)
+    for family in range(2):
+        desk.store(prompt(32, family))
+    desk.device.reset()
+    first, second = (desk.request([*prompt(32, family), *prompt(20, 5)]) for family in range(2))
+    assert tokens_of(desk.manager.match(first, 0)) == 32
+    desk.manager.allocated(first, desk.blocks_for(32), 0, 32)
+    desk.step()
+    assert tokens_of(desk.manager.match(second, 0)) == 32
+
+
+def test_a_load_that_the_device_has_no_room_for_does_not_make_the_engine_ask_for_the_next() -> None:
+    """vLLM goes on to the next request where one is told to wait, and stops where it finds no room."""
+    desk = Desk(num_blocks=21, max_batched_tokens=16)
+    for family in range(2):
+        desk.store(prompt(32, family))
+    desk.device.reset()
+    first, second = (desk.request([*prompt(32, family), *prompt(20, 5)]) for family in range(2))
+    assert tokens_of(desk.manager.match(first, 0)) == 32
+    desk.manager.allocated(first, desk.blocks_for(32), 0, 32)
+    desk.step()
+    desk.blocks_for(20)  # somebody else's, which leaves 7 of 20 blocks where 8 are to be loaded
+    assert tokens_of(desk.manager.match(second, 0)) == 32
+    assert desk.manager.stats.not_yet_answers == 0
+
+
 # --- what comes late ----------------------------------------------------------------------------------------
 
 
