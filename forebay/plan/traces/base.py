@@ -41,6 +41,10 @@ class Format(Protocol):
     def notes(self) -> Sequence[str]:
         """What was assumed, in words."""
 
+    @property
+    def late_lines(self) -> int:
+        """How many lines a request may come late. Logs are written when requests end, not when they begin."""
+
     def row(self, record: Record, place: int) -> Row:
         """`place` is a number that no other line of the trace has. Raises BadLineError."""
 

@@ -44,7 +44,7 @@ class Lines:
         try:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
-            raise TraceError(path, None, "a file that can be read", _reason(error)) from None
+            raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
         self._text: BinaryIO = self._file
         if path.suffix == ".gz":
             self._text = cast(BinaryIO, gzip.GzipFile(fileobj=self._file))
@@ -63,12 +63,12 @@ class Lines:
 
     @property
     def bytes_read(self) -> int:
-        """Of the file as it lies on the disk; all of them once it is closed is for the caller to know."""
-        return 0 if self._file.closed else self._file.tell()
+        """Of the file as it lies on the disk."""
+        return self._file.tell()
 
     def next(self) -> bytes | None:
-        """The next line that is not blank, or None at the end. Raises BadLineError for one that cannot be read; what
-        comes after it can, unless `ended`."""
+        """The next line that is not blank, or None at the end. Raises BadLineError for one that is too long, and
+        BrokenFileError if nothing more can be read."""
         while True:
             line = self._read(MAX_LINE_BYTES + 1)
             if not line:
@@ -92,7 +92,7 @@ class Lines:
         except (gzip.BadGzipFile, zlib.error) as error:
             self._fail("gzip data, as the name says", str(error))
         except OSError as error:
-            self._fail("a file that can be read", _reason(error))
+            self._fail("a file that can be read", reason_of(error))
 
     def _fail(self, expected: str, got: str) -> NoReturn:
         self.number += 1
@@ -142,5 +142,5 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
