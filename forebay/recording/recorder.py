@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from os import PathLike, fspath
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from forebay.errors import ConfigError, is_whole
@@ -128,8 +128,10 @@ class Recorder:
 
     def _run(self) -> None:
         try:
-            while self._write_waiting():
-                self._parts.flush()
+            while (entry := self._queue.get()) is not None:
+                self._write(entry)
+                self._parts.flush()  # a kill loses no more than what waits
+            self._tell_dropped()
         except OSError as error:
             logger.warning("forebay: recording stops: %s", error)
         except Exception:
@@ -143,18 +145,6 @@ class Recorder:
             self._parts.close()
         except OSError as error:
             logger.warning("forebay: the end of a recording was not written: %s", error)
-
-    def _write_waiting(self) -> bool:
-        """Wait for something, write it and whatever else has come. False: that was the last."""
-        entry = self._queue.get()
-        while entry is not None:
-            self._write(entry)
-            try:
-                entry = self._queue.get_nowait()
-            except Empty:
-                return True
-        self._tell_dropped()
-        return False
 
     def _write(self, entry: _Arrival | _End) -> None:
         if isinstance(entry, _End):

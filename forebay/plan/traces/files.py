@@ -77,7 +77,7 @@ class FileTrace:
             if first is not None:
                 source.first_time = first.time
                 found.append(source)
-            elif not reading.skipped:
+            elif not reading.skipped and not source.may_be_empty:
                 reading.bad(TraceError(source.path, None, "at least one request", "an empty file"))
         if not found:
             raise TraceError(sources[0].path, None, "at least one request", "none that can be read")

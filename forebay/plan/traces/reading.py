@@ -64,6 +64,8 @@ class Source(Protocol):
     first_time: float
     """Set by whoever opens it, to know when it is due."""
 
+    may_be_empty: bool
+
     @property
     def path(self) -> Path: ...
 
@@ -75,6 +77,8 @@ class Source(Protocol):
 
 class FileSource:
     """One file, one request a line."""
+
+    may_be_empty = False
 
     def __init__(self, path: Path, place: int, format_: Format) -> None:
         self.path = path

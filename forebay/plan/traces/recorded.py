@@ -63,6 +63,8 @@ class _Arrival:
 class RecordedSource:
     """One recording: its parts, in order."""
 
+    may_be_empty = True  # of an engine that nobody asked
+
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = sorted(parts, key=attrgetter("number"))
         self.path = self._parts[0].path
