@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections import deque
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import ConfigError
-from forebay.plan.generate import KINDS, as_lines, generate
+from forebay.plan.generate import KINDS, Traffic, as_lines, generate
 from forebay.plan.traces import open_trace
+from tests.test_readme import cells
 
 BUNDLED = Path(__file__).parent / "chat.jsonl"
 MADE_BY: dict[str, Any] = {"requests": 400, "seed": 7, "block_tokens": 128}
@@ -27,7 +29,7 @@ def test_the_bundled_trace_is_what_the_generator_makes() -> None:
 
 def test_the_bundled_trace_is_a_trace() -> None:
     trace = open_trace(BUNDLED)
-    assert (trace.block_tokens, trace.skipped) == (7626, 2377)
+    assert (trace.block_tokens, trace.skipped) == (128, 0)
     requests = [*trace]
     assert len(requests) == 400
     blocks = [each for request in requests for each in request.prefixes]
@@ -116,6 +118,14 @@ def test_bad_arguments_are_named_at_once(arguments: dict[str, Any], message: str
     with pytest.raises(ConfigError) as caught:
         generate(**{"kind": "chat", "requests": 10, **arguments})
     assert str(caught.value).startswith(message)
+
+
+def test_every_parameter_is_described() -> None:
+    shown = cells("traces.md", "Made-up traffic")
+    names = [each.name for each in fields(Traffic)]
+    assert [*shown] == [*KINDS, *names]
+    for name in names:
+        assert shown[name][:3] == [f"`{getattr(traffic, name)}`" for traffic in KINDS.values()], name
 
 
 if __name__ == "__main__":
