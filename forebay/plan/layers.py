@@ -82,6 +82,12 @@ _DEFAULTS: Mapping[str, Config] = {
 _WINDOWED = ("gemma2", "gemma3_text", "gemma4_text", "cohere2", "gpt_oss")
 _SEES_MORE = {"cohere2": 1}  # its window does not count the token itself
 _NO_ROPE_INTERVAL = 4
+# Where one of these is set, layers differ, in a way of that type's own.
+_OTHERWISE = (
+    *("sliding_window_pattern", "full_attention_interval", "attention_chunk_size", "hybrid_override_pattern"),
+    *("attn_layer_indices", "attn_layer_period", "attn_type_list", "linear_attn_config", "mamba_d_state"),
+    *("ssm_state_size", "compress_ratios", "interleaved_sliding_window"),
+)
 
 
 def text_config(config: Config) -> Config:
@@ -137,6 +143,8 @@ def _kinds(config: Config) -> Iterator[str]:
         yield from _every(whole(config, "sliding_window_pattern"), layers, "sliding_attention")
     elif kind in _STATES_OF_TYPES:
         raise UnclearModelError("layer_types is missing")
+    elif unclear := [field for field in _OTHERWISE if config.get(field)]:
+        raise UnclearModelError(f"{unclear[0]} of {kind or 'this model'} is not understood")
     elif config.get("sliding_window") and config.get("use_sliding_window", True):
         yield from ["sliding_attention"] * layers
     else:

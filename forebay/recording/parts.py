@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-PREFIX = "trace-"
 LEAST_BYTES = 1_000_000
+_NAMED = re.compile(r"forebay-\d{8}T\d{6}Z-[0-9a-f]{16}-\d{6}\.jsonl(\.gz(\.tmp)?)?")
 _SHARE = 8
 _MAX_PART_BYTES = 64 << 20
 _COMPRESSION = 1  # keys are as good as random: more effort finds nothing more
@@ -71,7 +72,7 @@ class Parts:
         self._number += 1
         # Names sort by time, across recordings too.
         began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
-        self._path = self._folder / f"{PREFIX}{began}-{self._recording}-{self._number:06}.jsonl"
+        self._path = self._folder / f"forebay-{began}-{self._recording}-{self._number:06}.jsonl"
         # Who may read a recording learns which requests had the same beginnings: its owner only.
         self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         self._size = 0
@@ -98,7 +99,9 @@ class Parts:
     def _prune(self) -> None:
         """Make room for a part and for its compressed copy."""
         found = []
-        for path in sorted(self._folder.glob(f"{PREFIX}*.jsonl*")):
+        for path in sorted(self._folder.iterdir()):
+            if not _NAMED.fullmatch(path.name):
+                continue  # not ours to delete
             try:
                 found.append((path, path.stat().st_size))
             except FileNotFoundError:

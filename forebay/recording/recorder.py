@@ -76,10 +76,12 @@ class Recorder:
         self._last_time_s = 0.0
         self._max_waiting = max_waiting_hashes
         self._queue: SimpleQueue[_Arrival | _End | None] = SimpleQueue()
-        self._put = 0  # hashes; written by the scheduling thread only
-        self._taken = 0  # written by the writing thread only
+        # Changed by the scheduling thread only, and then those that the writing thread changes.
+        self._put = 0  # hashes
         self._number = 0
         self._dropped = 0
+        self._taken = 0  # hashes
+        self._too_long = 0
         self._told_dropped = 0
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="forebay-recorder", daemon=True)
@@ -93,7 +95,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Requests that are not in the recording."""
-        return self._dropped
+        return self._dropped + self._too_long
 
     # --- the scheduling thread ---------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class Recorder:
         )
         self._taken += len(entry.hashes) + 1
         if not written:
-            self._dropped += 1
+            self._too_long += 1
 
     def _ids(self, hashes: Sequence[bytes]) -> bytes:
         ids = bytearray()
@@ -175,7 +177,7 @@ class Recorder:
         return bytes(ids)
 
     def _tell_dropped(self) -> None:
-        dropped = self._dropped
+        dropped = self.dropped
         if dropped > self._told_dropped:
             self._parts.write({"dropped": dropped - self._told_dropped})
             self._told_dropped = dropped

@@ -195,6 +195,11 @@ def test_models_that_cannot_be_found_are_named(arguments: tuple[Any, ...], messa
         ({"layer_types": ["sliding_attention"] * 32}, "sliding_window is missing"),
         ({"head_dim": 0.5}, "heads of keys and values do not have a size"),
         ({"index_topk": 2048}, "sparse attention with an index of its own is not counted"),
+        ({"sliding_window_pattern": "LLLG"}, "sliding_window_pattern of llama is not understood"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*"},
+            "hybrid_override_pattern of nemotron_h is not understood",
+        ),
         ({"model_type": "granitemoehybrid"}, "layer_types is missing"),
     ],
 )

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,12 +160,19 @@ def test_the_oldest_goes_first_of_all_recordings(tmp_path: Path, monkeypatch: py
     write(tmp_path, 100)
     old = {path.name for path in tmp_path.iterdir()}
     for path in tmp_path.iterdir():
-        path.rename(path.with_name(path.name.replace("trace-2", "trace-1")))
+        path.rename(path.with_name(path.name.replace("forebay-2", "forebay-1")))
     write(tmp_path, 1000, max_bytes=LEAST, blocks=100)
     assert len(old) == 1
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert not [name for name in left if name.startswith("trace-1")]
+    assert not [name for name in left if name.startswith("forebay-1")]
     assert len({name.split("-")[2] for name in left}) == 1
+
+
+def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    for name in ("forebay-notes.jsonl", "trace-2026.jsonl.gz", "forebay-20250101T000000Z.jsonl"):
+        (tmp_path / name).write_text("{}\n" * 100_000)
+    write(tmp_path, 1000, max_bytes=LEAST, blocks=100)
+    assert len([path for path in tmp_path.iterdir() if path.read_bytes()[:3] == b"{}\n"]) == 3
 
 
 def test_several_recordings_in_a_folder_are_merged(tmp_path: Path) -> None:
@@ -233,6 +241,19 @@ def test_a_clock_that_is_set_back_makes_no_bad_recording(tmp_path: Path) -> None
     assert [request.time_s for request in open_trace(tmp_path)] == [0, 0, 1]
 
 
+def test_a_request_is_in_the_file_before_the_next_one_comes(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 16)
+    request = recorder.arrived(16, hashes(1))
+    assert request
+    recorder.ended(request, 20)
+    deadline = time.monotonic() + 60
+    while recorder.path.read_bytes().count(b"\n") < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    (read,) = open_trace(tmp_path)
+    assert read.output_tokens == 4
+    recorder.close()
+
+
 def test_what_was_written_before_a_kill_is_read(tmp_path: Path) -> None:
     """No close(), no warning: the process is gone between two requests."""
     script = f"""
@@ -269,6 +290,15 @@ def test_a_torn_last_line_is_none(tmp_path: Path) -> None:
         assert trace.skipped == 0
 
 
+@pytest.mark.parametrize("left", [b"", b'{"forebay_recording":1,"rec'])
+def test_a_part_that_was_hardly_begun_is_none(tmp_path: Path, left: bytes) -> None:
+    write(tmp_path, 10)
+    (path,) = tmp_path.iterdir()
+    path.with_name(path.name.replace("000001", "000002")).write_bytes(left)
+    path.with_name(path.name.replace("forebay-2", "forebay-1")).write_bytes(left)
+    assert len([*open_trace(tmp_path)]) == 10
+
+
 def test_a_torn_line_in_the_middle_is_named(tmp_path: Path) -> None:
     write(tmp_path, 10)
     (path,) = tmp_path.iterdir()
@@ -302,9 +332,9 @@ def test_a_part_that_was_left_both_ways_counts_once(tmp_path: Path) -> None:
 def test_parts_of_another_block_size_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 3)
     Recorder(tmp_path, 32).close()
-    with pytest.raises(TraceError, match=r":1: expected block_tokens (16|32), as in trace-.*, got (16|32)$"):
+    with pytest.raises(TraceError, match=r":1: expected block_tokens (16|32), as in forebay-.*, got (16|32)$"):
         open_trace(tmp_path)
-    with pytest.raises(ConfigError, match=r"^block_tokens: expected 16, as trace-.* was recorded, got 512$"):
+    with pytest.raises(ConfigError, match=r"^block_tokens: expected 16, as forebay-.* was recorded, got 512$"):
         open_trace(min(path for path in tmp_path.iterdir() if b":16}" in path.read_bytes()), block_tokens=512)
 
 
@@ -316,7 +346,10 @@ def test_parts_of_another_block_size_are_refused(tmp_path: Path) -> None:
             "a recording of version 1, got 2",
         ),
         (lambda text: text.replace('"block_tokens":16', '"block_tokens":0'), "block_tokens of at least 1, got 0"),
-        (lambda text: text.replace('"input_tokens":640', '"input_tokens":600'), "296 bytes of ids for 600 tokens"),
+        (
+            lambda text: text.replace('"input_tokens":640', '"input_tokens":600'),
+            "296 bytes of ids for 600 tokens, got 320",
+        ),
         (lambda text: text.replace('"ids":"', '"ids":"!'), "ids in base64"),
         (lambda text: text.replace('"time_s":', '"time_s":-'), "a time of at least"),
         (lambda text: text.replace('"output_tokens":5', '"output_tokens":-5'), "output_tokens as a whole number"),

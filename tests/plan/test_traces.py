@@ -294,9 +294,10 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         lambda request: {"time": 3, "request": {"method": "POST", "body": request}},
         lambda request: {"timestamp": 3, "request": json.dumps(request)},
         lambda request: {"timestamp": "2026-11-15T12:00:00Z", "request": request},
+        lambda request: {"timestamp": 3, "input": request, "output": {"role": "assistant"}},
         lambda request: {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": request},
     ],
-    ids=["plain", "request", "body", "both", "text", "date", "batch"],
+    ids=["plain", "request", "body", "both", "text", "date", "input", "batch"],
 )
 def test_logs_of_requests_may_be_wrapped(tmp_path: Path, wrap: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     request = {"model": "m", "messages": CHAT}
@@ -425,6 +426,8 @@ BAD_LINES = {
     "a fraction": (MOONCAKE[0] | {"timestamp": 300, "input_length": 1100.5}, "input_length as a whole number"),
     "a time as text": (MOONCAKE[0] | {"timestamp": "soon"}, "expected timestamp as a number, got 'soon'"),
     "no ids": (MOONCAKE[0] | {"timestamp": 300, "hash_ids": None}, "expected hash_ids as a list, got None"),
+    "a time out of this world": (MOONCAKE[0] | {"timestamp": 10**400}, "expected timestamp as a number"),
+    "a length out of this world": (MOONCAKE[0] | {"timestamp": 300, "output_length": 10**400}, "output_length as"),
     "too few ids": (
         MOONCAKE[0] | {"timestamp": 300, "hash_ids": [0, 1]},
         "expected 3 hash_ids for 1,100 tokens in blocks of 512 tokens, got 2",
@@ -514,7 +517,9 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
     assert message_of(TraceError, lambda: [*open_trace(path)]) == (
         f"{path}:3: expected a line of at most 500 bytes, got a longer one"
     )
-    assert len([*open_trace(path, skip_bad_lines=True)]) == 3
+    trace = open_trace(path, skip_bad_lines=True)
+    assert len([*trace]) == 3
+    assert trace.skipped == 1
 
 
 @pytest.fixture
@@ -543,6 +548,13 @@ def test_gzip_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_text(json.dumps(MOONCAKE[0]))
     assert message_of(TraceError, lambda: open_trace(path)).startswith(f"{path}:1: expected gzip data")
+
+
+def test_gzip_without_the_name_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.gz", *MOONCAKE).rename(tmp_path / "a.jsonl")
+    assert message_of(TraceError, lambda: open_trace(path)) == (
+        f"{path}:1: expected text, or a name that ends in .gz, got gzipped data"
+    )
 
 
 def test_spoilt_gzip_is_named(tmp_path: Path, truncated: Path) -> None:

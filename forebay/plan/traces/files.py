@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
+from operator import itemgetter
 
 from forebay.errors import TraceError
 from forebay.plan.request import TraceRequest
@@ -33,15 +34,21 @@ class FileTrace:
         self.has_times = seconds is not None
         self.notes = tuple(notes)
         """What was assumed about the files, in words."""
-        self.num_bytes: int | None = total_bytes(sources)
+        self._total_bytes = total_bytes(sources)
         self._seconds = seconds or 0.0
         self._skips = skip_bad_lines
         self._reading = Reading(skip_bad_lines)
         self._sources = self._with_requests(sources)
 
     @property
+    def num_bytes(self) -> int:
+        """As the files were when they were opened."""
+        return self._total_bytes
+
+    @property
     def bytes_read(self) -> int:
-        return self._reading.bytes_read
+        # A recording may grow while it is read.
+        return min(self._reading.bytes_read, self._total_bytes)
 
     @property
     def skipped(self) -> int:
@@ -66,29 +73,26 @@ class FileTrace:
                 start = time
             yield TraceRequest((time - start) * self._seconds, input_tokens, output_tokens, prefixes)
 
-    def _with_requests(self, sources: Sequence[Source]) -> list[Source]:
+    def _with_requests(self, sources: Sequence[Source]) -> list[tuple[float, Source]]:
         """Those that have any, by the time of their first: a file is opened only when its time has come."""
         found = []
         for source in sources:
             reading = Reading(self._skips)
-            rows = source.rows(reading)
-            first = next(rows, None)
-            rows.close()
-            if first is not None:
-                source.first_time = first.time
-                found.append(source)
+            start = source.start(reading)
+            if start is not None:
+                found.append((start, source))
             elif not reading.skipped and not source.may_be_empty:
                 reading.bad(TraceError(source.path, None, "at least one request", "an empty file"))
         if not found:
             raise TraceError(sources[0].path, None, "at least one request", "none that can be read")
-        return sorted(found, key=lambda source: source.first_time)
+        return sorted(found, key=itemgetter(0))
 
     def _merged(self, reading: Reading) -> Iterator[Row]:
         waiting = deque(enumerate(self._sources))
-        heap: list[tuple[float, int, Row, Generator[Row]]] = []  # no two have the same number
+        heap: list[tuple[float, int, Row, Iterator[Row]]] = []  # no two have the same number
         while waiting or heap:
-            while waiting and (not heap or waiting[0][1].first_time < heap[0][0]):
-                number, source = waiting.popleft()
+            while waiting and (not heap or waiting[0][1][0] < heap[0][0]):
+                number, (_, source) = waiting.popleft()
                 rows = source.rows(reading)
                 if (row := next(rows, None)) is not None:
                     heappush(heap, (row.time, number, row, rows))

@@ -52,6 +52,9 @@ class Hashed:
     def block_tokens(self) -> int:
         return self.blocks.tokens
 
+    def time(self, record: Record) -> float:
+        return number(record, "timestamp")
+
     def row(self, record: Record, place: int) -> Row:
         input_tokens = count(record, "input_length")
         ids = record.get("hash_ids")
@@ -66,7 +69,7 @@ class Hashed:
         if len(prefixes) * self.blocks.tokens < input_tokens:
             prefixes.append(xxh3_64_intdigest(place.to_bytes(8), _TAIL))
         output_tokens = count(record, "output_length")
-        return Row(number(record, "timestamp"), input_tokens, output_tokens, prefixes)
+        return Row(self.time(record), input_tokens, output_tokens, prefixes)
 
 
 def _as_bytes(ids: list[Any]) -> list[bytes]:

@@ -15,6 +15,7 @@ from forebay.errors import TraceError
 MAX_LINE_BYTES = 64 << 20
 """A longer line is not a request. Without a bound, one file without line ends would fill the memory."""
 
+_GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
 _SKIP_BYTES = 1 << 20
@@ -108,6 +109,8 @@ def parse(line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
+        if line.startswith(_GZIP):
+            raise BadLineError("text, or a name that ends in .gz", "gzipped data") from None
         raise BadLineError("UTF-8 text", f"byte {line[error.start]:#04x} at column {error.start + 1}") from None
     except (ValueError, RecursionError):
         raise BadLineError("one JSON object", shown(line.decode(errors="replace"))) from None

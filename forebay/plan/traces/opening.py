@@ -131,7 +131,7 @@ def _sample(files: Sequence[Path], skip_bad_lines: bool) -> list[Record]:
                 elif not sample:
                     bad = record if isinstance(record, BadLineError) else BadLineError(_KNOWN, shown(record))
                     first_bad = first_bad or bad.at(path, number)
-                    if not skip_bad_lines:
+                    if not skip_bad_lines and not lines.torn:  # or its writer was killed at once
                         raise first_bad
                 if number >= _SAMPLE_LINES or lines.bytes_read > _SAMPLE_BYTES:
                     break
@@ -149,5 +149,5 @@ def _format_of(sample: Sequence[Record], options: Options) -> Format:
         return Hashed(sample, options.block_tokens, options.time_unit)
     block_tokens = options.block_tokens or BLOCK_TOKENS
     tokens = tokens_by(options.tokenizer, block_tokens, options.bytes_per_token)
-    name = "text trace" if "input" in sample[0] else "request log"
+    name = "text trace" if isinstance(sample[0].get("input"), str) else "request log"
     return Texts(sample, name, tokens, block_tokens, options.time_unit)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -61,9 +62,6 @@ class Reading:
 class Source(Protocol):
     """Rows in the order of time."""
 
-    first_time: float
-    """Set by whoever opens it, to know when it is due."""
-
     may_be_empty: bool
 
     @property
@@ -72,7 +70,10 @@ class Source(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
-    def rows(self, reading: Reading) -> Generator[Row]: ...
+    def start(self, reading: Reading) -> float | None:
+        """The time of the first row, for little work. None if there is no row."""
+
+    def rows(self, reading: Reading) -> Iterator[Row]: ...
 
 
 class FileSource:
@@ -83,11 +84,21 @@ class FileSource:
     def __init__(self, path: Path, place: int, format_: Format) -> None:
         self.path = path
         self.num_bytes = size_of(path)
-        self.first_time = 0.0
         self._place = place << _LINES_BITS
         self._format = format_
 
-    def rows(self, reading: Reading) -> Generator[Row]:
+    def start(self, reading: Reading) -> float | None:
+        earliest: float | None = None
+        for number, record in islice(reading.records(self.path), self._format.late_lines + 1):
+            try:
+                if earliest is None:  # a file of another format is found out now, and not after an hour
+                    earliest = self._format.row(record, number).time
+                earliest = min(earliest, self._format.time(record))
+            except BadLineError as bad:
+                reading.bad(bad.at(self.path, number))
+        return earliest
+
+    def rows(self, reading: Reading) -> Iterator[Row]:
         before: float | None = None
         for number, row in self._in_order(reading):
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -24,6 +24,7 @@ _ID_BYTES = 8
 # because it never did or because it takes so long, has no output.
 _MAX_AHEAD = 1 << 14
 _MAX_AHEAD_BYTES = 64 << 20
+_MAX_UNKNOWN = 1 << 16  # blocks of an input without ids
 
 
 @dataclass(slots=True)
@@ -34,10 +35,12 @@ class Part:
     block_tokens: int
 
     @classmethod
-    def of(cls, path: Path) -> Part:
-        """By the first line."""
+    def of(cls, path: Path) -> Part | None:
+        """By the first line. None if not even that was finished before its writer was killed."""
         with Lines(path) as lines:
-            line, record = next(numbered_records(lines), (None, BadLineError("a recording", "an empty file")))
+            line, record = next(numbered_records(lines), (0, None))
+            if record is None or (isinstance(record, BadLineError) and lines.torn):
+                return None
             try:
                 if isinstance(record, BadLineError):
                     raise record
@@ -69,11 +72,13 @@ class RecordedSource:
         self._parts = sorted(parts, key=attrgetter("number"))
         self.path = self._parts[0].path
         self.num_bytes = sum(size_of(part.path) for part in parts)
-        self.first_time = 0.0
         self.block_tokens = self._parts[0].block_tokens
         self._seed = xxh3_64_intdigest(self._parts[0].recording.encode())
 
-    def rows(self, reading: Reading) -> Generator[Row]:
+    def start(self, reading: Reading) -> float | None:
+        return next((entry.time for _, entry in self._entries(reading) if isinstance(entry, _Arrival)), None)
+
+    def rows(self, reading: Reading) -> Iterator[Row]:
         """A request is given out once its end is known, and all before it."""
         running: dict[int, _Arrival] = {}
         order: deque[int] = deque()
@@ -127,10 +132,10 @@ class RecordedSource:
             ids = b64decode(encoded, validate=True)
         except ValueError:
             raise BadLineError("ids in base64", shown(encoded)) from None
-        wanted = input_tokens // self.block_tokens * _ID_BYTES
-        # An engine may know a little less than the whole input at first.
-        if len(ids) > wanted or len(ids) % _ID_BYTES:
-            raise BadLineError(f"{wanted} bytes of ids for {input_tokens:,} tokens", f"{len(ids)}")
+        blocks, known = input_tokens // self.block_tokens, len(ids) // _ID_BYTES
+        # An engine may not have hashed all of the input.
+        if len(ids) % _ID_BYTES or not 0 <= blocks - known <= _MAX_UNKNOWN:
+            raise BadLineError(f"{blocks * _ID_BYTES:,} bytes of ids for {input_tokens:,} tokens", f"{len(ids):,}")
         return _Arrival(number(record, "time_s"), input_tokens, ids, request)
 
     def _row(self, arrival: _Arrival) -> Row:
@@ -150,6 +155,8 @@ def recordings(paths: Sequence[Path], reading: Reading) -> list[RecordedSource]:
     for path in paths:
         try:
             part = Part.of(path)
+            if part is None:
+                continue
             first = first or part
             if part.block_tokens != first.block_tokens:
                 expected = f"block_tokens {first.block_tokens}, as in {first.path.name}"

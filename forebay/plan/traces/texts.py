@@ -1,13 +1,15 @@
 """Traces of texts: `timestamp, input, output, session_id`, and logs of OpenAI-style requests.
 
 A log has a request a line, as it was sent (`messages`, or `prompt`) or inside of something else: under `request`,
-`body` or both, perhaps as text, with the answer under `response`. Times may be numbers or ISO 8601.
+`body` or `input`, or one in the other, perhaps as text, with the answer under `response`. Times may be numbers or
+dates in ISO 8601.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
@@ -19,7 +21,7 @@ from forebay.plan.traces.lines import BadLineError, shown
 from forebay.plan.traces.tokens import Tokenized, Tokens, prefixes_of
 
 _TIMES = ("timestamp", "time", "created_at", "created")
-_INSIDE = ("request", "body")
+_INSIDE = ("request", "body", "input")
 _ANSWERS = ("response", "body")
 
 
@@ -51,14 +53,14 @@ class Texts:
         self.notes = [tokens.note, f"blocks of {block_tokens} tokens", about_time]
 
     def row(self, record: Record, place: int) -> Row:
-        time = self._time(record)
+        time = self.time(record)
         request = request_of(record)
         if request is None:
             raise BadLineError("a request with messages, prompt or input", shown(record))
         prompt = self._prompt(request)
         return Row(time, prompt.tokens, self._output_tokens(record), prompt.prefixes)
 
-    def _time(self, record: Record) -> float:
+    def time(self, record: Record) -> float:
         if self.seconds is None:
             return 0
         field = _time_field(record)
@@ -106,8 +108,8 @@ class Texts:
 
 def request_of(record: Record) -> Record | None:
     """The record itself or what is inside of it, whichever has a prompt."""
-    for each in (record, *_inside(record, _INSIDE)):
-        if "messages" in each or "prompt" in each or "input" in each:
+    for each in chain((record,), _inside(record, _INSIDE)):
+        if "messages" in each or "prompt" in each or not isinstance(each.get("input", {}), Mapping):
             return each
     return None
 
@@ -129,7 +131,7 @@ def _inside(record: Record, fields: Sequence[str], depth: int = 2) -> Iterator[R
 
 def _time_field(record: Record) -> tuple[Record, str] | None:
     """When it was sent, if that is known; else when its answer was made."""
-    for holder in (record, *_inside(record, _INSIDE), *_inside(record, _ANSWERS)):
+    for holder in chain((record,), _inside(record, _INSIDE), _inside(record, _ANSWERS)):
         for name in _TIMES:
             if holder.get(name) is not None:
                 return holder, name
