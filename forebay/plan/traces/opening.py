@@ -11,7 +11,7 @@ from forebay.errors import ConfigError, TraceError, is_whole
 from forebay.plan.traces.base import Format, Record
 from forebay.plan.traces.files import FileTrace
 from forebay.plan.traces.hashed import Hashed
-from forebay.plan.traces.lines import BadLineError, Lines, numbered_records, reason_of, shown
+from forebay.plan.traces.lines import BadLineError, Lines, gzipped_name, numbered_records, reason_of, shown
 from forebay.plan.traces.reading import FileSource, Reading
 from forebay.plan.traces.recorded import MARK, recordings
 from forebay.plan.traces.texts import Texts, request_of
@@ -99,7 +99,7 @@ def _files(given: Sequence[Path_]) -> list[Path]:
         except OSError as error:
             raise TraceError(each, None, "a folder that can be read", reason_of(error)) from None
     for path in found:
-        if not path.is_file():
+        if not path.is_file() and not gzipped_name(path).is_file():
             got = "something else" if path.exists() else "nothing there"
             raise TraceError(path, None, "a file or a folder", got)
     return list(dict.fromkeys(found))

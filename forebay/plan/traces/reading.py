@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Protocol
 
 from forebay.errors import TraceError
 from forebay.plan.traces.base import Format, Record, Row
-from forebay.plan.traces.lines import BadLineError, Lines, numbered_records, reason_of
+from forebay.plan.traces.lines import BadLineError, Lines, gzipped_name, numbered_records
 
 _REASONS = 5
 _LINES_BITS = 40
@@ -138,10 +139,11 @@ def check_time(time: float, before: float | None) -> None:
 
 
 def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
+    """0 if it has gone: who reads it says so."""
+    for each in (path, gzipped_name(path)):
+        with suppress(OSError):
+            return each.stat().st_size
+    return 0
 
 
 def total_bytes(sources: Sequence[Source]) -> int:
