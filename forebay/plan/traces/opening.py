@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike, fspath, scandir
 from pathlib import Path
 
 from forebay.errors import ConfigError, TraceError, is_whole
@@ -107,16 +107,17 @@ def _files(given: Sequence[Path_]) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     """A file that is there both plain and gzipped is read once: gzipped, which was finished last."""
-    inside = sorted(path for path in folder.iterdir() if path.is_file() and _is_trace(path))
-    if not inside:
+    with scandir(folder) as entries:
+        # Not path.is_file(): one that was gzipped between the two would be missing both ways.
+        names = {entry.name for entry in entries if entry.is_file() and _is_trace(entry.name)}
+    if not names:
         named = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
         raise TraceError(folder, None, f"a folder with files named {named}, or so with .gz", "none")
-    names = {path.name for path in inside}
-    return [path for path in inside if f"{path.name}.gz" not in names]
+    return [folder / name for name in sorted(names) if f"{name}.gz" not in names]
 
 
-def _is_trace(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(SUFFIXES) and not path.name.startswith(".")
+def _is_trace(name: str) -> bool:
+    return name.removesuffix(".gz").endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _sample(files: Sequence[Path], skip_bad_lines: bool) -> list[Record]:

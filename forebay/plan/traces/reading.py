@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -89,15 +88,16 @@ class FileSource:
         self._format = format_
 
     def start(self, reading: Reading) -> float | None:
-        earliest: float | None = None
-        for number, record in islice(reading.records(self.path), self._format.late_lines + 1):
+        times: list[float] = []
+        for number, record in reading.records(self.path):
             try:
-                if earliest is None:  # a file of another format is found out now, and not after an hour
-                    earliest = self._format.row(record, number).time
-                earliest = min(earliest, self._format.time(record))
+                # A file of another format is found out now, and not after an hour.
+                times.append(self._format.time(record) if times else self._format.row(record, number).time)
             except BadLineError as bad:
                 reading.bad(bad.at(self.path, number))
-        return earliest
+            if len(times) > self._format.late_lines:
+                break
+        return min(times, default=None)
 
     def rows(self, reading: Reading) -> Iterator[Row]:
         before: float | None = None
