@@ -377,6 +377,7 @@ def test_parts_of_another_block_size_are_refused(tmp_path: Path) -> None:
             "296 bytes of ids for 600 tokens, got 320",
         ),
         (lambda text: text.replace('"ids":"', '"ids":"!'), "ids in base64"),
+        (lambda text: text.replace('"request":2,"time', '"request":1,"time'), "a number above 1, got 1"),
         (lambda text: text.replace('"time_s":', '"time_s":-'), "a time of at least"),
         (lambda text: text.replace('"output_tokens":5', '"output_tokens":-5'), "output_tokens as a whole number"),
     ],

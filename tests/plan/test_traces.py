@@ -625,9 +625,13 @@ def test_texts_that_are_none_are_named(tmp_path: Path) -> None:
         ({"timestamp": 1, "messages": "hello"}, "expected messages as a list, got 'hello'"),
         ({"timestamp": 1, "messages": ["hello"]}, "expected messages as objects, got 'hello'"),
         ({"timestamp": 1, "messages": [{"content": 5}]}, "expected content as text or as a list of parts, got 5"),
+        (
+            {**TEXT, "timestamp": 1, "usage": {"completion_tokens": -1}},
+            "expected completion_tokens as a whole number",
+        ),
         ({"timestamp": 1, "prompt": [1, -1]}, "expected token ids as whole numbers"),
         ({"messages": []}, "expected a timestamp, got an object with 'messages'"),
     ]:
         path = write(tmp_path / "a.jsonl", {**TEXT, "timestamp": 1}, bad)
         message = message_of(TraceError, lambda path=path: [*open_trace(path)])
-        assert message == f"{path}:2: {expected}" or message.startswith(f"{path}:2: {expected}, got")
+        assert message.startswith(f"{path}:2: {expected}")
