@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from os.path import isabs
 from typing import Any, Self
 
 from forebay.config import Mode, OffloadConfig, parse_size
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.verify import Verify
 from forebay.errors import ConfigError, UnknownKeyError
+from forebay.recording.parts import LEAST_BYTES as LEAST_RECORDING_BYTES
+from forebay.recording.recorder import DEFAULT_BYTES as DEFAULT_RECORDING_BYTES
 
 OLDEST_VLLM, NEWEST_VLLM = (0, 26), (0, 32)
 """Releases the adapter was written against."""
@@ -56,6 +59,10 @@ class ConnectorSettings:
     """Which blocks have to be, when they are loaded, what was stored: `"all"`, `"sampled"` or `"off"`."""
     block_layout: bool = field(metadata=_key("block_layout", True))
     """On GPUs: whether vLLM is asked to keep all layers of a block side by side."""
+    record_trace: str | None = field(metadata=_key("record_trace", "/var/lib/forebay"))
+    """A folder in which the engine records what it is asked for, as keys and times. An absolute path."""
+    record_trace_bytes: int = field(metadata=_key("record_trace_bytes", "200MB"))
+    """What recordings may take in that folder. The oldest part goes first."""
     faults: InjectedFaults | None = field(metadata=_key("inject_faults", {"fail_chance": 0.05}))
     """Copies that fail on demand. For tests."""
 
@@ -77,6 +84,13 @@ class ConnectorSettings:
         block_layout = extra.get("block_layout", False)
         if not isinstance(block_layout, bool):
             raise ConfigError(named("block_layout"), block_layout, "true or false")
+        folder = extra.get("record_trace")
+        if folder is not None and (not isinstance(folder, str) or not isabs(folder)):
+            raise ConfigError(named("record_trace"), folder, "an absolute path to a folder, as text")
+        record_bytes = _size(extra, "record_trace_bytes", DEFAULT_RECORDING_BYTES)
+        if record_bytes < LEAST_RECORDING_BYTES:
+            at_least = f"at least {LEAST_RECORDING_BYTES:,} bytes"
+            raise ConfigError(named("record_trace_bytes"), extra["record_trace_bytes"], at_least)
         faults = extra.get("inject_faults")
         config = cls(
             total_bytes=_size(extra, "cpu_bytes_to_use", DEFAULT_BYTES),
@@ -86,6 +100,8 @@ class ConnectorSettings:
             settings={key: extra[key] for key in CORE_EXAMPLES if key in extra},
             verify=Verify(verify),
             block_layout=block_layout,
+            record_trace=folder,
+            record_trace_bytes=record_bytes,
             faults=None if faults is None else InjectedFaults.parse(faults, named("inject_faults")),
         )
         config.for_ranks(1)

@@ -37,6 +37,7 @@ MORE = {
     "capacity_bytes": "#sizes",
     "cpu_bytes_to_use": "#sizes",
     "load_deadline_s": "differences.md#older-releases",
+    "record_trace": "traces.md#recording",
 }
 """Where the page says more about a setting."""
 

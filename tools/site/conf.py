@@ -34,6 +34,7 @@ MENU = {
         "how-it-works",
         "configuration",
         "cli",
+        "traces",
         "metrics",
         "troubleshooting",
         "migration",
