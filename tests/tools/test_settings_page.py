@@ -47,7 +47,7 @@ def test_every_key_can_be_written_and_is_read() -> None:
                 each.name for each in fields(given) if getattr(given, each.name) != getattr(usual, each.name)
             }
             assert changed == ({field.name} if field.name != "backend" else set())
-    assert len(set(KNOWN)) == len(KNOWN) == 12
+    assert len(set(KNOWN)) == len(KNOWN) == 14
 
 
 def test_texts_may_have_several_lines() -> None:
