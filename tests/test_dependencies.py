@@ -35,7 +35,7 @@ def test_the_page_has_every_dependency_with_a_reason() -> None:
 
 
 def test_the_page_has_every_extra_with_its_packages() -> None:
-    page = cells("dependencies.md", "To work on it")
+    page = cells("dependencies.md", "Extras")
     extras = {name: sorted(map(_name, each)) for name, each in PROJECT["optional-dependencies"].items()}
     assert {name: re.findall(r"`([\w-]+)`", row[0]) for name, row in page.items()} == extras
 
