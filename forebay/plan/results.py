@@ -73,6 +73,8 @@ class Replay:
     """At the end."""
     moments: Sequence[Moment] = field(default=())
     speed: Speed | None = None
+    refused: int = 0
+    """Of the requests: longer than the device. Their tokens are not counted."""
 
     @property
     def computed_tokens(self) -> int:
