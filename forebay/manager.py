@@ -30,6 +30,7 @@ from forebay.journal import Journal
 from forebay.loads import Loads, RefusedLoadError
 from forebay.policies import policy_class
 from forebay.pool import HostPool
+from forebay.recording import Recorder
 from forebay.requests import MISS, Answer, RequestState
 from forebay.stats import Stats
 from forebay.stores import Stores
@@ -70,11 +71,12 @@ class OffloadManager:
         max_requests: int = 1,
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds. `ready` if
         not all of them can be used yet: see grow().
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
-        lazy stores look."""
+        lazy stores look. `recorder` if requests are recorded; the adapter closes it."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")
         if max_batched_tokens < 1:
@@ -102,6 +104,7 @@ class OffloadManager:
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
         self._draining = False
+        self._recorder = recorder
 
     @property
     def pool(self) -> HostPool:
@@ -121,10 +124,7 @@ class OffloadManager:
         """
         if self._draining:
             return MISS
-        state = self._requests.get(request.id)
-        if state is None:
-            state = self._requests[request.id] = RequestState.of(request, self._books.layout)
-        return self._loads.match(state, device_tokens)
+        return self._loads.match(self._state_of(request), device_tokens)
 
     def allocated(
         self,
@@ -139,9 +139,7 @@ class OffloadManager:
         Engines call this for every request, also without an offer, and again when a load has ended.
         """
         books = self._books
-        state = self._requests.get(request.id)
-        if state is None:
-            state = self._requests[request.id] = RequestState.of(request, books.layout)
+        state = self._state_of(request)
         if request.id in self._ends.to_tell or books.ledger.of_request(request.id):
             return True  # called again while it waits
         if not state.table:
@@ -186,6 +184,8 @@ class OffloadManager:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
+        if state.recorded is not None and self._recorder is not None:
+            self._recorder.ended(state.recorded, state.request.num_tokens)
         waited = self._ends.leave(state)
         if waited or self._draining:
             return waited  # what it waited for has not arrived: nothing in its blocks is what their keys say
@@ -203,6 +203,14 @@ class OffloadManager:
             if not state.stores:
                 self._stores.refuse(state)
             state.clear_table()
+
+    def _state_of(self, request: Request) -> RequestState:
+        state = self._requests.get(request.id)
+        if state is None:
+            state = self._requests[request.id] = RequestState.of(request, self._books.layout)
+            if self._recorder is not None:
+                state.recorded = self._recorder.arrived(request.num_tokens, request.hashes)
+        return state
 
     # --- steps -------------------------------------------------------------------------------------
 

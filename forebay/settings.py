@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os.path import isabs
 from typing import Any, Self
 
 from forebay.config import Mode, OffloadConfig, parse_size
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.verify import Verify
 from forebay.errors import ConfigError, UnknownKeyError
+from forebay.recording.parts import LEAST_BYTES as LEAST_RECORDING_BYTES
+from forebay.recording.recorder import DEFAULT_BYTES as DEFAULT_RECORDING_BYTES
 
 OLDEST_VLLM, NEWEST_VLLM = (0, 26), (0, 32)
 """Releases the adapter was written against."""
@@ -25,7 +28,8 @@ DEFAULT_BYTES = 8 * 1024**3
 
 _VLLM_KEYS = ("cpu_bytes_to_use", "cpu_bytes_to_use_per_rank", "lazy_offload", "kv_offload_backend")
 _FOREBAY_KEYS = ("eviction_policy", "load_deadline_s", "wait_deadline_s", "store_deadline_s", "min_load_tokens")
-KNOWN = (*_VLLM_KEYS, *_FOREBAY_KEYS, "verify", "block_layout", "inject_faults")
+_RECORDING_KEYS = ("record_trace", "record_trace_bytes")
+KNOWN = (*_VLLM_KEYS, *_FOREBAY_KEYS, "verify", "block_layout", *_RECORDING_KEYS, "inject_faults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,10 @@ class ConnectorSettings:
     verify: Verify
     block_layout: bool
     """Whether vLLM is asked to keep all layers of a block side by side on the device."""
+    record_trace: str | None
+    """A folder in which requests are recorded, as keys and times."""
+    record_trace_bytes: int
+    """What recordings may take in that folder."""
     faults: InjectedFaults | None
 
     @classmethod
@@ -59,6 +67,13 @@ class ConnectorSettings:
         block_layout = extra.get("block_layout", False)
         if not isinstance(block_layout, bool):
             raise ConfigError(named("block_layout"), block_layout, "true or false")
+        folder = extra.get("record_trace")
+        if folder is not None and (not isinstance(folder, str) or not isabs(folder)):
+            raise ConfigError(named("record_trace"), folder, "an absolute path to a folder, as text")
+        record_bytes = _size(extra, "record_trace_bytes", DEFAULT_RECORDING_BYTES)
+        if record_bytes < LEAST_RECORDING_BYTES:
+            at_least = f"at least {LEAST_RECORDING_BYTES:,} bytes"
+            raise ConfigError(named("record_trace_bytes"), extra["record_trace_bytes"], at_least)
         faults = extra.get("inject_faults")
         config = cls(
             total_bytes=_size(extra, "cpu_bytes_to_use", DEFAULT_BYTES),
@@ -67,6 +82,8 @@ class ConnectorSettings:
             block_layout=block_layout,
             settings={key: extra[key] for key in _FOREBAY_KEYS if key in extra},
             verify=Verify(verify),
+            record_trace=folder,
+            record_trace_bytes=record_bytes,
             faults=None if faults is None else InjectedFaults.parse(faults, named("inject_faults")),
         )
         config.for_ranks(1)

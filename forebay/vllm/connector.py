@@ -77,6 +77,8 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             settings.capacity_bytes,
             config.is_lazy,
             settings=settings,
+            record_trace=config.record_trace,
+            record_trace_bytes=config.record_trace_bytes,
         )
         logger.info(
             "forebay: %d slots, %.2f GB on each of %d ranks, %s, %s, verify %s",
@@ -254,5 +256,7 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def shutdown(self) -> None:
+        if self.scheduler_manager is not None:
+            self.scheduler_manager.shutdown()
         if self.worker_handler is not None:
             self.worker_handler.shutdown()

@@ -33,6 +33,7 @@ def test_defaults_are_those_that_count() -> None:
             assert ConnectorConfig.parse({key: json.loads(default.strip("`"))}) == ConnectorConfig.parse({}), key
     assert {key for key, (default, *_) in SETTINGS.items() if default == "none"} == {
         "cpu_bytes_to_use_per_rank",
+        "record_trace",
         "inject_faults",
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +11,9 @@ from forebay.errors import is_whole
 from forebay.plan.traces.lines import BadLineError, shown
 
 Record = Mapping[str, Any]
+
+_MOST = 1 << 40  # tokens; and no time is further away than _LONGEST of its units
+_LONGEST = 1e20
 
 
 class Row(NamedTuple):
@@ -41,13 +43,20 @@ class Format(Protocol):
     def notes(self) -> Sequence[str]:
         """What was assumed, in words."""
 
+    @property
+    def late_lines(self) -> int:
+        """How many lines a request may come late. Logs are written when requests end, not when they begin."""
+
+    def time(self, record: Record) -> float:
+        """As the row has it, for less. Raises BadLineError."""
+
     def row(self, record: Record, place: int) -> Row:
         """`place` is a number that no other line of the trace has. Raises BadLineError."""
 
 
 def number(record: Record, field: str) -> float:
     value = _given(record, field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LONGEST < value < _LONGEST:
         raise BadLineError(f"{field} as a number", shown(value))
     return value
 
@@ -57,7 +66,7 @@ def count(record: Record, field: str) -> int:
     value = _given(record, field)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not is_whole(value) or value < 0:
+    if not is_whole(value) or not 0 <= value <= _MOST:
         raise BadLineError(f"{field} as a whole number of at least 0", shown(value))
     return value
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -36,6 +37,8 @@ class Hashed:
     """Ids are chained before they are used: some traces hash each block alone, and a cache of prefixes cannot hit
     a block whose predecessors differ. Where ids stand for prefixes already, nothing changes."""
 
+    late_lines = 0
+
     def __init__(self, sample: Sequence[Record], block_tokens: int | None, time_unit: str | None) -> None:
         chats = any("chat_id" in record for record in sample)
         self.name = "hash trace with chat ids" if chats else "hash trace"
@@ -48,6 +51,9 @@ class Hashed:
     @property
     def block_tokens(self) -> int:
         return self.blocks.tokens
+
+    def time(self, record: Record) -> float:
+        return number(record, "timestamp")
 
     def row(self, record: Record, place: int) -> Row:
         input_tokens = count(record, "input_length")
@@ -63,7 +69,7 @@ class Hashed:
         if len(prefixes) * self.blocks.tokens < input_tokens:
             prefixes.append(xxh3_64_intdigest(place.to_bytes(8), _TAIL))
         output_tokens = count(record, "output_length")
-        return Row(number(record, "timestamp"), input_tokens, output_tokens, prefixes)
+        return Row(self.time(record), input_tokens, output_tokens, prefixes)
 
 
 def _as_bytes(ids: list[Any]) -> list[bytes]:
@@ -92,10 +98,10 @@ def _find_blocks(sample: Sequence[Record], given: int | None, usual: int) -> tup
     if given is not None:
         fits = {tail: sum(Blocks(given, tail).expected(n) == ids for n, ids in lengths) for tail in (True, False)}
         return Blocks(given, fits[False] <= fits[True]), "as given"
-    found, whole = (_most_agree(lengths, with_tail, usual) for with_tail in (True, False))
-    if whole.lines > found.lines:
+    with_tail, whole = (_most_agree(lengths, tail, usual) for tail in (True, False))
+    if (whole.lines, whole.tokens == usual) > (with_tail.lines, with_tail.tokens == usual):
         return Blocks(whole.tokens, with_tail=False), "by the lengths"
-    return Blocks(found.tokens, with_tail=True), "by the lengths"
+    return Blocks(with_tail.tokens, with_tail=True), "by the lengths"
 
 
 class _Agreed(NamedTuple):
@@ -117,7 +123,7 @@ def _most_agree(lengths: Iterable[tuple[int, int]], with_tail: bool, usual: int)
             changes[above] -= 1
     agree, best, ranges = 0, 0, list[tuple[int, int]]()
     ends = sorted(changes)
-    for start, stop in zip(ends, ends[1:], strict=False):
+    for start, stop in pairwise(ends):
         agree += changes[start]
         if agree > best:
             best, ranges = agree, []
@@ -138,8 +144,8 @@ def _roundness(size: int) -> int:
 
 
 def _roundest(start: int, stop: int) -> int:
-    """The number of a range that the highest power of two divides; the smallest of those. In a range without an end,
-    the first power of two."""
+    """The number of a range that the highest power of two divides; the smallest of those. Where
+    there is no end, the first power of two."""
     if stop > _MAX_BLOCK_TOKENS:
         return 1 << (start - 1).bit_length()
     step = 1

@@ -15,6 +15,7 @@ from forebay.errors import TraceError
 MAX_LINE_BYTES = 64 << 20
 """A longer line is not a request. Without a bound, one file without line ends would fill the memory."""
 
+_GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
 _SKIP_BYTES = 1 << 20
@@ -44,7 +45,7 @@ class Lines:
         try:
             self._file: BinaryIO = path.open("rb")
         except OSError as error:
-            raise TraceError(path, None, "a file that can be read", _reason(error)) from None
+            raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
         self._text: BinaryIO = self._file
         if path.suffix == ".gz":
             self._text = cast(BinaryIO, gzip.GzipFile(fileobj=self._file))
@@ -63,12 +64,12 @@ class Lines:
 
     @property
     def bytes_read(self) -> int:
-        """Of the file as it lies on the disk; all of them once it is closed is for the caller to know."""
-        return 0 if self._file.closed else self._file.tell()
+        """Of the file as it lies on the disk."""
+        return self._file.tell()
 
     def next(self) -> bytes | None:
-        """The next line that is not blank, or None at the end. Raises BadLineError for one that cannot be read; what
-        comes after it can, unless `ended`."""
+        """The next line that is not blank, or None at the end. Raises BadLineError for one that is too long, and
+        BrokenFileError if nothing more can be read."""
         while True:
             line = self._read(MAX_LINE_BYTES + 1)
             if not line:
@@ -92,7 +93,7 @@ class Lines:
         except (gzip.BadGzipFile, zlib.error) as error:
             self._fail("gzip data, as the name says", str(error))
         except OSError as error:
-            self._fail("a file that can be read", _reason(error))
+            self._fail("a file that can be read", reason_of(error))
 
     def _fail(self, expected: str, got: str) -> NoReturn:
         self.number += 1
@@ -108,6 +109,8 @@ def parse(line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
+        if line.startswith(_GZIP):
+            raise BadLineError("text, or a name that ends in .gz", "gzipped data") from None
         raise BadLineError("UTF-8 text", f"byte {line[error.start]:#04x} at column {error.start + 1}") from None
     except (ValueError, RecursionError):
         raise BadLineError("one JSON object", shown(line.decode(errors="replace"))) from None
@@ -142,5 +145,5 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
