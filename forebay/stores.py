@@ -149,14 +149,16 @@ class Stores:
         self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
         target = self._target + self._load_demand
         on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
-        # No further than the host has slots: what goes first would make way for what goes later, and in the next
-        # walk the other way round, without end.
-        blocks, keys = books.device.next_evictions(max(0, min(target, books.pool.ready) - on_the_way))
+        blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
         waiting.pop(None, None)
         wanted = cast("list[Key]", list(waiting))
+        # No more than the host has slots: or what goes first would make way for what goes later, and in the next
+        # walk the other way round, without end.
+        beyond = max(0, len(wanted) - books.pool.ready)
+        del wanted[:beyond]
         todo = books.pool.missing(wanted)
         if self._refused:
             todo = [i for i in todo if wanted[i] not in self._refused]
@@ -168,7 +170,7 @@ class Stores:
             todo = todo[max(0, len(todo) - most) :]
         if todo:
             self._store_evictions(wanted, waiting, todo)
-        self._ahead, self._unsafe = len(blocks) - unsafe, unsafe
+        self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe
         self._asked.clear()
         self._walk_is_due = False
 

@@ -81,7 +81,7 @@ class Replaying:
         self.queue = Queue(setup.speeds) if setup.speeds is not None else None
         self._moments = Moments()
         self.requests = self.refused = self.input_tokens = self.device_tokens = self.host_tokens = 0
-        self._first_s = self._last_s = 0.0
+        self._last_s = 0.0
 
     def serve(self, request: TraceRequest) -> Served | None:
         """None if it does not fit on the device: an engine would refuse it."""
