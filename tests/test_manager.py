@@ -365,7 +365,7 @@ def test_lazy_stores_come_to_an_end_where_the_host_is_small(slots: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 70, 1000])
 def test_skipped_steps_are_steps_without_news(count: int) -> None:
-    """Two engines go the same way; one takes its idle steps, the other skips them. Both then offer and wait alike."""
+    """Two engines go the same way; one takes its idle steps, the other skips them. Both go on alike."""
     engines = [make_engine(mode=Mode.LAZY, num_blocks=30, slots=100, max_batched_tokens=8) for _ in range(2)]
     for engine in engines:
         for family in range(4):

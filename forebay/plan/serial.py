@@ -68,10 +68,11 @@ class PlannedRequest:
         self.dropped: list[int] = []  # by group: blocks before it were let go of
         self._output_hash = output_hash
 
-    def learn_hashes(self, tokens_per_hash: int) -> None:
-        """Of blocks that output has filled."""
-        for block in range(len(self.hashes), self.num_tokens // tokens_per_hash):
-            self.hashes.append(self._output_hash(block))
+    def learn_hashes(self, tokens_per_hash: int) -> bool:
+        """Of blocks that output has filled. Returns whether there are any."""
+        new = range(len(self.hashes), self.num_tokens // tokens_per_hash)
+        self.hashes += map(self._output_hash, new)
+        return bool(new)
 
     def token_ids(self, start: int, stop: int) -> Sequence[int]:
         return ()
@@ -102,6 +103,7 @@ class SerialEngine:
         self._batch = max_batched_tokens
         self._copying: deque[list[Report]] = deque([] for _ in range(report_steps))  # by the step they are due in
         self._loaded: set[RequestId] = set()
+        self._waits = False  # for a load
         self._moved_share = 0.0  # of the last load: what was copied within the device
         self._nowhere = HostPool(1, LRU(1))
 
@@ -144,9 +146,11 @@ class SerialEngine:
         if manager is None or not manager.allocated(request, request.table, own.tokens, answer.tokens):
             self._drop_unseen(request)
             return Served(own.tokens, answer.tokens)
+        self._waits = True
         while request.id not in self._loaded:
             self._step()
         self._loaded.clear()
+        self._waits = False
         for group, blocks, group_keys in zip(self._groups, request.table, keys, strict=True):
             first, stop = group.first_needed(total), total // group.span_tokens
             self._device.cache(blocks[first:stop], group_keys[first:stop])
@@ -207,9 +211,11 @@ class SerialEngine:
 
     def _grow(self, request: PlannedRequest, tokens: int) -> list[list[BlockId]] | None:
         missing = [
-            max(0, ceil(tokens / group.span_tokens) - len(blocks))
+            max(0, -(-tokens // group.span_tokens) - len(blocks))
             for group, blocks in zip(self._groups, request.table, strict=True)
         ]
+        if not any(missing):
+            return [[] for _ in missing]
         taken = self._device.take(sum(missing))
         if taken is None:
             return None
@@ -224,8 +230,8 @@ class SerialEngine:
         request.computed = after
         if after == request.num_tokens:
             request.num_tokens += 1
-        request.learn_hashes(self._layout.tokens_per_hash)
-        self._layout.extend_keys(keys, request.hashes)
+        if request.learn_hashes(self._layout.tokens_per_hash):
+            self._layout.extend_keys(keys, request.hashes)
         for group, blocks, group_keys in zip(self._groups, request.table, keys, strict=True):
             first, stop = before // group.span_tokens, after // group.span_tokens
             if first < stop:
@@ -286,6 +292,8 @@ class SerialEngine:
 
     def _hear(self) -> None:
         self._clock.now += _STEP_S
-        if self._manager is not None:
-            outcomes = self._manager.report(self._copying.popleft())
-            self._loaded.update(outcomes.loaded)
+        if self._manager is None:
+            return
+        reports = self._copying.popleft()
+        if reports or self._waits:  # or nobody has anything to say
+            self._loaded.update(self._manager.report(reports).loaded)

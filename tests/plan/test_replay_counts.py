@@ -87,8 +87,8 @@ def test_best_possible_bounds_every_policy(
 @given(path_lists(max_requests=25, max_new=5), st.integers(30, 60))
 @settings(max_examples=60)
 def test_with_room_for_everything_nothing_is_computed_twice(paths: list[Path], device_blocks: int) -> None:
-    """A bit more memory need not help a bit more behind a device: a load changes which blocks that has later on. But
-    with room for everything, eager stores keep everything."""
+    """A bit more memory need not help a bit more behind a device: a load changes which blocks that has later on.
+    But with room for everything, eager stores keep everything."""
     found = replay(ListTrace.of(paths, BLOCK), Setup(layout(), device_blocks, 5000, max_batched_tokens=64))
     seen: set[Path] = set()
     expected = 0
