@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,12 @@ class Parts:
 
     Raises OSError, from any method."""
 
-    def __init__(
-        self,
-        folder: Path,
-        recording: str,
-        block_tokens: int,
-        max_bytes: int,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, folder: Path, recording: str, block_tokens: int, max_bytes: int) -> None:
         self._folder = folder
         self._recording = recording
         self._block_tokens = block_tokens
         self._max_bytes = max_bytes
         self._part_bytes = min(_MAX_PART_BYTES, max_bytes // _SHARE)
-        self._now = now
         self._number = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._begin()
@@ -71,7 +62,7 @@ class Parts:
         self._prune()
         self._number += 1
         # Names sort by time, across recordings too.
-        began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
+        began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         self._path = self._folder / f"forebay-{began}-{self._recording}-{self._number:06}.jsonl"
         # Who may read a recording learns which requests had the same beginnings: its owner only.
         self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -329,6 +329,32 @@ def test_a_part_that_was_left_both_ways_counts_once(tmp_path: Path) -> None:
     assert len([*open_trace(tmp_path)]) == 10
 
 
+def test_a_part_may_be_compressed_after_it_was_found(tmp_path: Path) -> None:
+    """The engine goes on while its recording is read."""
+    write(tmp_path, 10)
+    trace = open_trace(tmp_path)
+    (path,) = tmp_path.iterdir()
+    (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert len([*trace]) == 10
+
+
+def test_a_recording_is_read_while_it_is_written(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, 16, max_bytes=LEAST, max_waiting_hashes=1 << 40)
+    read = 0
+    for number in range(300):
+        request = recorder.arrived(1600, hashes(*range(number, number + 100)))
+        assert request
+        recorder.ended(request, 1601)
+        while number == 0 and recorder.path.read_bytes().count(b"\n") < 2:
+            time.sleep(0.001)
+        if number % 20 == 10:
+            before, read = read, len([*open_trace(tmp_path)])
+            assert 0 < read >= before
+    recorder.close()
+    assert len([*open_trace(tmp_path)]) == 300
+
+
 def test_parts_of_another_block_size_are_refused(tmp_path: Path) -> None:
     write(tmp_path, 3)
     Recorder(tmp_path, 32).close()
@@ -351,6 +377,7 @@ def test_parts_of_another_block_size_are_refused(tmp_path: Path) -> None:
             "296 bytes of ids for 600 tokens, got 320",
         ),
         (lambda text: text.replace('"ids":"', '"ids":"!'), "ids in base64"),
+        (lambda text: text.replace('"request":2,"time', '"request":1,"time'), "a number above 1, got 1"),
         (lambda text: text.replace('"time_s":', '"time_s":-'), "a time of at least"),
         (lambda text: text.replace('"output_tokens":5', '"output_tokens":-5'), "output_tokens as a whole number"),
     ],

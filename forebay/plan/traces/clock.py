@@ -29,6 +29,6 @@ def seconds_of(text: str) -> float | None:
     """Since 1970, of a date and time in ISO 8601; in UTC if it does not say. None if it is not one."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

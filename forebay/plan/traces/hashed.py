@@ -114,10 +114,12 @@ def _most_agree(lengths: Iterable[tuple[int, int]], with_tail: bool, usual: int)
     changes: Counter[int] = Counter()
     for tokens, ids in lengths:
         # Sizes from `least` up to, but without, `above` give so many ids for so many tokens.
-        if with_tail:
-            least, above = (-(-tokens // ids), _above(tokens, ids - 1)) if ids else (1, 1)
+        if not tokens or not ids:  # too short for a block, if it is one of those traces
+            least, above = tokens + 1, 0 if with_tail and tokens else _MAX_BLOCK_TOKENS + 1
+        elif with_tail:
+            least, above = -(-tokens // ids), _above(tokens, ids - 1)
         else:
-            least, above = tokens // (ids + 1) + 1, (tokens // ids + 1 if ids else _MAX_BLOCK_TOKENS + 1)
+            least, above = tokens // (ids + 1) + 1, tokens // ids + 1
         if 0 < least < above:
             changes[least] += 1
             changes[above] -= 1
@@ -144,8 +146,8 @@ def _roundness(size: int) -> int:
 
 
 def _roundest(start: int, stop: int) -> int:
-    """The number of a range that the highest power of two divides; the smallest of those. Where
-    there is no end, the first power of two."""
+    """The number of a range that the highest power of two divides, the smallest of those; where there is no end,
+    the first power of two."""
     if stop > _MAX_BLOCK_TOKENS:
         return 1 << (start - 1).bit_length()
     step = 1

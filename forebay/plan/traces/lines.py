@@ -42,12 +42,9 @@ class Lines:
         """Of the line that was read last."""
         self.torn = False
         """Whether that line has no end: the file stops in the middle of it, or simply without one."""
-        try:
-            self._file: BinaryIO = path.open("rb")
-        except OSError as error:
-            raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
+        self._file, is_gzipped = _opened(path)
         self._text: BinaryIO = self._file
-        if path.suffix == ".gz":
+        if is_gzipped:
             self._text = cast(BinaryIO, gzip.GzipFile(fileobj=self._file))
 
     def __enter__(self) -> Self:
@@ -98,6 +95,23 @@ class Lines:
     def _fail(self, expected: str, got: str) -> NoReturn:
         self.number += 1
         raise BrokenFileError(expected, got) from None
+
+
+def _opened(path: Path) -> tuple[BinaryIO, bool]:
+    """The file, and whether it is gzipped: perhaps only since it was found, for engines go on recording."""
+    try:
+        try:
+            return path.open("rb"), path.suffix == ".gz"
+        except FileNotFoundError:
+            if path.suffix == ".gz" or not (gzipped := gzipped_name(path)).exists():
+                raise
+            return gzipped.open("rb"), True
+    except OSError as error:
+        raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
+
+
+def gzipped_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.gz")
 
 
 class BrokenFileError(BadLineError):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike, fspath, scandir
 from pathlib import Path
 
 from forebay.errors import ConfigError, TraceError, is_whole
 from forebay.plan.traces.base import Format, Record
 from forebay.plan.traces.files import FileTrace
 from forebay.plan.traces.hashed import Hashed
-from forebay.plan.traces.lines import BadLineError, Lines, numbered_records, reason_of, shown
+from forebay.plan.traces.lines import BadLineError, Lines, gzipped_name, numbered_records, reason_of, shown
 from forebay.plan.traces.reading import FileSource, Reading
 from forebay.plan.traces.recorded import MARK, recordings
 from forebay.plan.traces.texts import Texts, request_of
@@ -99,7 +99,7 @@ def _files(given: Sequence[Path_]) -> list[Path]:
         except OSError as error:
             raise TraceError(each, None, "a folder that can be read", reason_of(error)) from None
     for path in found:
-        if not path.is_file():
+        if not path.is_file() and not gzipped_name(path).is_file():
             got = "something else" if path.exists() else "nothing there"
             raise TraceError(path, None, "a file or a folder", got)
     return list(dict.fromkeys(found))
@@ -107,16 +107,17 @@ def _files(given: Sequence[Path_]) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     """A file that is there both plain and gzipped is read once: gzipped, which was finished last."""
-    inside = sorted(path for path in folder.iterdir() if path.is_file() and _is_trace(path))
-    if not inside:
+    with scandir(folder) as entries:
+        # Not path.is_file(): one that was gzipped between the two would be missing both ways.
+        names = {entry.name for entry in entries if entry.is_file() and _is_trace(entry.name)}
+    if not names:
         named = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
         raise TraceError(folder, None, f"a folder with files named {named}, or so with .gz", "none")
-    names = {path.name for path in inside}
-    return [path for path in inside if f"{path.name}.gz" not in names]
+    return [folder / name for name in sorted(names) if f"{name}.gz" not in names]
 
 
-def _is_trace(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(SUFFIXES) and not path.name.startswith(".")
+def _is_trace(name: str) -> bool:
+    return name.removesuffix(".gz").endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _sample(files: Sequence[Path], skip_bad_lines: bool) -> list[Record]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from forebay.errors import TraceError
 from forebay.plan.traces.base import Format, Record, Row
-from forebay.plan.traces.lines import BadLineError, Lines, numbered_records, reason_of
+from forebay.plan.traces.lines import BadLineError, Lines, gzipped_name, numbered_records
 
 _REASONS = 5
 _LINES_BITS = 40
@@ -88,15 +88,16 @@ class FileSource:
         self._format = format_
 
     def start(self, reading: Reading) -> float | None:
-        earliest: float | None = None
-        for number, record in islice(reading.records(self.path), self._format.late_lines + 1):
+        times: list[float] = []
+        for number, record in reading.records(self.path):
             try:
-                if earliest is None:  # a file of another format is found out now, and not after an hour
-                    earliest = self._format.row(record, number).time
-                earliest = min(earliest, self._format.time(record))
+                # A file of another format is found out now, and not after an hour.
+                times.append(self._format.time(record) if times else self._format.row(record, number).time)
             except BadLineError as bad:
                 reading.bad(bad.at(self.path, number))
-        return earliest
+            if len(times) > self._format.late_lines:
+                break
+        return min(times, default=None)
 
     def rows(self, reading: Reading) -> Iterator[Row]:
         before: float | None = None
@@ -138,10 +139,11 @@ def check_time(time: float, before: float | None) -> None:
 
 
 def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
+    """0 if it has gone: who reads it says so."""
+    for each in (path, gzipped_name(path)):
+        with suppress(OSError):
+            return each.stat().st_size
+    return 0
 
 
 def total_bytes(sources: Sequence[Source]) -> int:

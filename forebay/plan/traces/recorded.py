@@ -103,6 +103,7 @@ class RecordedSource:
 
     def _entries(self, reading: Reading) -> Iterator[tuple[int, _Arrival | int]]:
         before: float | None = None
+        last = 0
         newest = self._parts[-1]
         for part in self._parts:
             # Whoever was writing the newest part may have been killed, or may still be writing.
@@ -117,12 +118,14 @@ class RecordedSource:
                     if "output_tokens" in record:
                         yield request, count(record, "output_tokens")
                         continue
+                    if request <= last:
+                        raise BadLineError(f"a request with a number above {last}", str(request))
                     arrival = self._arrival(record, request)
                     check_time(arrival.time, before)
                 except BadLineError as bad:
                     reading.bad(bad.at(part.path, line))
                     continue
-                before = arrival.time
+                last, before = request, arrival.time
                 yield request, arrival
 
     def _arrival(self, record: Record, request: int) -> _Arrival:

@@ -15,7 +15,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from forebay.errors import is_whole
-from forebay.plan.traces.base import Record, Row, number
+from forebay.plan.traces.base import Record, Row, count, number
 from forebay.plan.traces.clock import UNITS, seconds_of, unit_of
 from forebay.plan.traces.lines import BadLineError, shown
 from forebay.plan.traces.tokens import Tokenized, Tokens, prefixes_of
@@ -95,8 +95,8 @@ class Texts:
             usage = answer.get("usage")
             if isinstance(usage, Mapping):
                 for field in ("completion_tokens", "output_tokens"):
-                    if is_whole(usage.get(field)) and usage[field] >= 0:
-                        return int(usage[field])
+                    if usage.get(field) is not None:
+                        return count(usage, field)
         for answer in answers:
             text = answer.get("output")
             if isinstance(text, str):
@@ -121,7 +121,7 @@ def _inside(record: Record, fields: Sequence[str], depth: int = 2) -> Iterator[R
         if isinstance(value, str) and value.lstrip().startswith("{"):
             try:
                 value = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         if isinstance(value, Mapping):
             yield value
@@ -193,4 +193,7 @@ def _chosen(choice: Any) -> str:
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise BadLineError("something less deep", shown(value)) from None
