@@ -46,7 +46,8 @@ def read_curves(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Curves:
-    """Both curves at these sizes, in blocks of the trace, and at a grid of others up to where the first is flat.
+    """Both curves at these sizes, in blocks of the trace, and at a grid of others up to where the first is flat;
+    that of the first is finer.
 
     Memory does not grow with the trace: it is read once, and beyond `max_blocks` different blocks, or with a
     `rate` below 1 from the start, only a sample of them is looked at; the curves say so. `seed` draws another
@@ -159,14 +160,23 @@ def _curves(found: Found, best: Mapping[int, BestCache], asked: Sequence[int], r
     flat_from = found.sizes[-1] if found.sizes else 1
     grid = [size for size in SIZES if size < flat_from]
     sizes = sorted({*asked, *grid, *SIZES[len(grid) : len(grid) + 1]})
+    fine = sorted({*sizes, *_fine(sizes[-1])})  # the first curve is known at every size
     lru = [found.hits_at(size) for size in sizes]
     bound = [best[size].known_hits + best[size].sampled_hits * found.scale for size in sizes]
     if rate < 1:
         bound = list(map(max, lru, bound))  # so it is, but two estimates need not know
     unbounded = found.share(found.hits[-1] if found.hits else 0)
 
-    def curve(name: str, hits: Iterable[float]) -> Curve:
+    def curve(name: str, at: Sequence[int], hits: Iterable[float]) -> Curve:
         shares = list(map(found.share, hits))
-        return Curve(name, sizes, shares, rate, unbounded, found.blocks, found.distinct)
+        return Curve(name, at, shares, rate, unbounded, found.blocks, found.distinct)
 
-    return curve("lru", lru), curve("best possible", bound)
+    return curve("lru", fine, map(found.hits_at, fine)), curve("best possible", sizes, bound)
+
+
+def _fine(last: int) -> Iterable[int]:
+    """Sizes up to the last, each about two percent larger than the one before."""
+    size = 1
+    while size < last:
+        yield size
+        size += max(1, size // 50)
