@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 from unittest import mock
 
@@ -189,3 +190,13 @@ def test_distinct_blocks_are_counted_within_a_percent(count: int) -> None:
     distinct.add(hashes)
     distinct.add(hashes)
     assert distinct.estimate() == pytest.approx(count, rel=0.012, abs=0.01)
+
+
+def test_the_first_curve_is_known_at_fine_steps_and_both_at_the_sizes_asked_for() -> None:
+    paths = [[request * 40 + block for block in range(40)] for request in (*range(50), *range(50))]
+    curves = read_curves(ListTrace.of(paths), [77, 1999, 2000])
+    assert curves.lru.share_at(1999) == 0
+    assert curves.lru.share_at(2000) == 0.5
+    assert {77, 1999, 2000} <= set(curves.best.sizes) < set(curves.lru.sizes)
+    fine = [size for size in curves.lru.sizes if size > 100]
+    assert all(after / before <= 1.021 for before, after in pairwise(fine))

@@ -51,9 +51,8 @@ def test_golden_counts_of_the_bundled_trace(mode: Mode, policy: str) -> None:
 
 def test_golden_curve_of_the_bundled_trace() -> None:
     curves = read_curves(open_trace(CHAT), SIZES)
-    shares = [(curves.lru.sizes.index(size), size) for size in SIZES]
-    assert [round(curves.lru.hit_share[i] * 7626) for i, _ in shares] == [2046, 3509, 5181]
-    assert [round(curves.best.hit_share[i] * 7626) for i, _ in shares] == [3551, 4875, 5249]
+    assert [round(curves.lru.share_at(size) * 7626) for size in SIZES] == [2046, 3509, 5181]
+    assert [round(curves.best.share_at(size) * 7626) for size in SIZES] == [3551, 4875, 5249]
     assert curves.lru.distinct_blocks == 2377
 
 
