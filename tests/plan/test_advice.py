@@ -84,6 +84,18 @@ def test_a_target_that_is_asked_for_is_recommended() -> None:
     assert out_of_reach.recommended is out_of_reach.knee
 
 
+def test_sizes_stay_when_another_curve_knows_them_better() -> None:
+    advice = advise(make_curve([10, 20, 30, 40], [0.1, 0.3, 0.46, 0.5]), BLOCK_BYTES, 0)
+    finer = make_curve([10, 20, 25, 30, 31, 40], [0.1, 0.3, 0.4, 0.46, 0.47, 0.5])
+    again = advice.by(finer)
+    assert again.target is not None
+    assert advice.target is not None
+    assert (again.target.slots, again.target.hit_share) == (31, 0.47)
+    assert (advice.target.slots, advice.target.hit_share) == (31, 0.46)
+    assert again.knee is not None
+    assert again.knee.hit_share == finer.share_at(again.knee.slots)
+
+
 def test_nothing_is_recommended_where_nothing_is_gained() -> None:
     nothing = advise(make_curve([10, 100], [0.001, 0.009]), BLOCK_BYTES, 0)
     assert nothing.verdict is Verdict.NOTHING_REPEATS
