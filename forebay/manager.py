@@ -272,6 +272,16 @@ class OffloadManager:
         """Whether blocks are on their way to the host, or planned to be."""
         return any(transfer.direction is Direction.STORE for transfer in self._books.ledger)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether another step would change nothing, unless the engine has news: no copy is on its way or planned,
+        and everything near eviction is safe. For planners, which need not take steps in which nothing happens."""
+        return not len(self._books.ledger) and not self._ends.to_tell and self._stores.is_settled
+
+    def skip_steps(self, count: int) -> None:
+        """So many steps pass without news, while everything is settled: the same as that many calls of step()."""
+        self._stores.skip_walks(count)
+
     def drain(self) -> bool:
         """Plan nothing new from now on. True once nothing is on its way; keep stepping until then."""
         self._draining = True

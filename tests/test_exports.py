@@ -51,7 +51,13 @@ def test_version_is_the_one_in_pyproject() -> None:
     "module",
     [
         *("forebay", "forebay.cli", "forebay.cli.config", "forebay.cli.doctor", "forebay.copier"),
-        *("forebay.copier.memory", "forebay.settings", "forebay.testing"),
+        *(
+            "forebay.copier.memory",
+            "forebay.settings",
+            "forebay.testing",
+            "forebay.cli.plan",
+            "forebay.cli.generate",
+        ),
     ],
 )
 def test_importing_loads_no_heavy_module(module: str) -> None:

@@ -374,6 +374,48 @@ def test_a_block_that_a_window_dropped_is_stored_from_where_the_device_still_has
     assert dropped in store.blocks
 
 
+@pytest.mark.parametrize("slots", [1, 2, 5, 9])
+def test_lazy_stores_come_to_an_end_where_the_host_is_small(slots: int) -> None:
+    """With fewer slots than blocks near eviction these used to push each other out, in every step, for ever."""
+    engine = make_engine(mode=Mode.LAZY, slots=slots, num_blocks=40)
+    for family in range(12):
+        engine.submit(prompt(21, family))
+        engine.run(max_steps=100)
+    assert engine.manager.pool.cached == slots
+    assert not any(engine.manager.step([]).stores for _ in range(5))
+    _, keys = engine.device.next_evictions(40)
+    first_to_go = [key for key in keys if key is not None][:slots]
+    assert first_to_go[0] in engine.manager.pool
+    # One may be a head that is no longer among them, but whose tail is.
+    assert len(set(first_to_go) - set(engine.manager.pool.index())) <= 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 70, 1000])
+def test_skipped_steps_are_steps_without_news(count: int) -> None:
+    """Two engines go the same way; one takes its idle steps, the other skips them. Both go on alike."""
+    engines = [make_engine(mode=Mode.LAZY, num_blocks=30, slots=100, max_batched_tokens=8) for _ in range(2)]
+    for engine in engines:
+        for family in range(4):
+            engine.submit(prompt(60, family))
+            engine.run()
+        engine.submit(prompt(64, 0))
+        engine.run()
+        assert engine.manager.stats.loaded_blocks
+        engine.step()
+        assert engine.manager.is_settled
+    stepping, skipping = engines
+    for _ in range(count):
+        stepping.step()
+    skipping.manager.skip_steps(count)
+    for family in (9, 10, 0, 1):
+        for engine in engines:
+            engine.submit(prompt(40, family))
+            engine.run()
+        assert stepping.manager.stats.not_yet_answers == skipping.manager.stats.not_yet_answers
+        assert stepping.manager.stats.stored_blocks == skipping.manager.stats.stored_blocks
+        assert stepping.device._queue == skipping.device._queue
+
+
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "arc"])
 def test_lazy_stores_keep_heads_longer_than_tails_too(policy: str) -> None:
     engine = make_engine(mode=Mode.LAZY, slots=40, num_blocks=24, max_batched_tokens=8, eviction_policy=policy)

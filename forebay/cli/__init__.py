@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from forebay import __version__
-from forebay.errors import ConfigError
+from forebay.cli.arguments import whole
+from forebay.cli.plan_options import GENERATE, PLAN, add_generate, add_plan
+from forebay.errors import ConfigError, ForebayError
 
 _USAGE_EXIT = 2
 
@@ -47,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--mode", choices=("eager", "lazy"), help="when blocks are stored (default: eager)")
     config.add_argument("--policy", metavar="NAME", help="lru, s3fifo, arc or module:Class (default: lru)")
     config.add_argument("--verify", choices=("all", "sampled", "off"), help="which loads (default: all)")
-    config.add_argument("--ranks", metavar="N", type=_ranks, help="also say what each of N ranks gets")
+    config.add_argument("--ranks", metavar="N", type=whole(1), help="also say what each of N ranks gets")
     config.add_argument("--model", metavar="DIR", help="also say how many tokens of this model fit")
     config.add_argument("--check", metavar="FILE", help="say what is wrong with this file; - is standard input")
 
@@ -57,13 +60,10 @@ def _parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", help="also check vLLM's settings, as JSON; - is standard input"
     )
     doctor.add_argument("--json", action="store_true", help="for scripts")
+
+    add_plan(command("plan", "say how much host memory is worth giving, from a trace", PLAN))
+    add_generate(command("generate", "make a trace of chats, agents or shared prefixes", GENERATE))
     return parser
-
-
-def _ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,13 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int]
     if options.command == "config":
         from forebay.cli.config import run
-    else:
+    elif options.command == "doctor":
         from forebay.cli.doctor import run
+    elif options.command == "plan":
+        from forebay.cli.plan import run
+    else:
+        from forebay.cli.generate import run
     try:
         return run(options)
-    except ConfigError as error:
+    except ForebayError as error:
         print(f"forebay {options.command}: {error}", file=sys.stderr)
-        return _USAGE_EXIT
+        return _USAGE_EXIT if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print(f"forebay {options.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # who reads has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
         return 0

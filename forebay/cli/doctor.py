@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from forebay.amounts import shown, typed
 from forebay.cli import kinds, transfer
 from forebay.cli.findings import Finding, Severity, as_json, as_text, worst
 from forebay.cli.machine import Machine, read_machine
-from forebay.cli.sizes import Memory, shown, typed
+from forebay.cli.sizes import Memory
 from forebay.cli.transfer import Given
 from forebay.copier.memory import MACHINE
 from forebay.errors import is_whole

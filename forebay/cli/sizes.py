@@ -1,4 +1,4 @@
-"""Amounts of memory: as they are asked for, and as they are shown."""
+"""Amounts of memory, as they are asked for."""
 
 from __future__ import annotations
 
@@ -54,16 +54,3 @@ class Memory(NamedTuple):
     @property
     def key(self) -> str:
         return "cpu_bytes_to_use_per_rank" if self.per_rank else "cpu_bytes_to_use"
-
-
-def shown(num_bytes: int) -> str:
-    """In units of 1000, for people."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 1000)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
-
-
-def typed(num_bytes: int) -> str:
-    """Not more than that, as a setting."""
-    return f"{num_bytes // 10**9}GB" if num_bytes >= 10**9 else f"{max(1, num_bytes // 10**6)}MB"
