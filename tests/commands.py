@@ -143,6 +143,11 @@ RULES = (
         inline=False,
     ),
     Rule(r"forebay (?:config|doctor)(?: .*)?", How.HERE),
+    _left(r"forebay plan conversation_trace\.jsonl", "needs a public trace that is not ours to pass on"),
+    _by(
+        r"forebay (?:plan|generate)(?: TRACE| chat.*)?",
+        "tests/plan/test_docs.py::test_every_command_shown_runs",
+    ),
     Rule(r"make", How.HERE),
     Rule(r"make bench", How.HERE, instead=_SMALL_BENCH),
     Rule(r"python bench/pressure\.py", How.HERE),

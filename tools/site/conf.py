@@ -34,6 +34,7 @@ MENU = {
         "how-it-works",
         "configuration",
         "cli",
+        "how-much-memory",
         "traces",
         "metrics",
         "troubleshooting",
