@@ -7,6 +7,7 @@ a reset, an abort), it sends a Verdict with the next step, and every rank repeat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -42,6 +43,9 @@ from forebay.vllm.request import EngineRequest
 from forebay.vllm.stats import AdapterView, ForebayStats, StatsTaker
 
 logger = init_logger("vllm.forebay")
+
+_IDLE_S = 0.0002
+"""Next to nothing for who waits for a copy, and enough for another thread to begin."""
 
 
 class CpuBlockPool:
@@ -268,6 +272,10 @@ class SimpleCPUOffloadScheduler:
             self._settle((), set())  # no rank had anything to say, but time has passed
         self._reported = False
         step, self._planned = self._planned or self._plan(scheduler_output), None
+        if self._ranks_left and not (scheduler_output.total_num_scheduled_tokens or step.loads or step.stores):
+            # The engine has nothing to do but ask again. Where the copier's thread is in the same process, that
+            # would be thousands of times, each time with the interpreter that this thread needs to get on.
+            time.sleep(_IDLE_S)
         for order, request_id in zip(step.loads, step.waiting, strict=True):
             self._loading[request_id] = order.id
         for order in (*step.loads, *step.stores):
