@@ -70,6 +70,7 @@ class Setup:
             clock,
             max_batched_tokens=self.max_batched_tokens,
             report_steps=self.report_steps,
+            walks=bool(self.slots) and self.mode is Mode.LAZY,
         )
         return engine, manager
 
