@@ -20,6 +20,7 @@ from forebay.errors import (
     UnknownKeyError,
 )
 from forebay.events import Cleared, Event, Removed, Stored
+from forebay.ghost import Predicted
 from forebay.groups import (
     ChunkedLocal,
     FullAttention,
@@ -64,6 +65,7 @@ __all__ = [
     "Outcome",
     "Outcomes",
     "PolicyError",
+    "Predicted",
     "Progress",
     "Rank",
     "Recurrent",

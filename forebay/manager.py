@@ -24,6 +24,7 @@ from forebay.ends import Ends, Outcomes
 from forebay.engine import DevicePool, Progress, Request
 from forebay.errors import CapacityError, ConfigError
 from forebay.events import Event
+from forebay.ghost import Ghost, Predicted
 from forebay.groups import KVLayout
 from forebay.ids import BlockId, RequestId
 from forebay.journal import Journal
@@ -73,13 +74,14 @@ class OffloadManager:
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
         recorder: Recorder | None = None,
+        predicts: bool = True,
     ) -> None:
         """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds. `ready` if
         not all of them can be used yet: see grow().
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
         lazy stores look. `engine_reserves` if the engine itself lets a load in only where all that were let in
         before it still have the blocks to run in; else the manager sees to that. `recorder` if requests are
-        recorded; the adapter closes it."""
+        recorded; the adapter closes it. `predicts`: whether to keep a ghost of the pool, for `predicted`."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")
         if max_batched_tokens < 1:
@@ -108,6 +110,10 @@ class OffloadManager:
         self._planned_loads: list[Transfer] = []
         self._draining = False
         self._recorder = recorder
+        # Eager stores put on the host what is on the device too. Lazy ones put there what no longer is; of what is
+        # on the device, about half is on the host as well, because it was loaded.
+        beside = device.num_blocks / 2 if config.mode is Mode.LAZY else 0
+        self._ghost = Ghost(layout, slots, beside) if predicts else None
 
     @property
     def pool(self) -> HostPool:
@@ -116,6 +122,11 @@ class OffloadManager:
     @property
     def stats(self) -> Stats:
         return self._books.journal.stats
+
+    @property
+    def predicted(self) -> Predicted | None:
+        """What would have been found with more or less host memory: None if that is not kept track of."""
+        return self._ghost.predicted if self._ghost is not None else None
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -194,6 +205,8 @@ class OffloadManager:
         if table is not None and state.table:
             state.table = [list(blocks) for blocks in table]
         self._stores.flush(state, confirmed_tokens)
+        if self._ghost is not None and state.asked and state.stores:
+            self._ghost.ended(state.keys, state.asked)
         return False
 
     def preempt(self, request_id: RequestId) -> None:
@@ -304,6 +317,8 @@ class OffloadManager:
             if transfer.wanted:
                 self._ends.give_up(transfer)
         books.pool.reset()
+        if self._ghost is not None:
+            self._ghost.clear()
         books.journal.cleared()
 
     def grow(self, ready: int) -> None:
@@ -330,6 +345,8 @@ class OffloadManager:
             # Also what the engine found on its own device: the hottest prefix must not be the first to leave the
             # host because nobody ever needs to load it.
             books.pool.touch(keys[:hit_blocks])
+        if self._ghost is not None and state.stores:
+            state.asked = self._ghost.asked(state.keys, state.request.num_tokens, device_tokens)
 
     # --- proof -----------------------------------------------------------------------------------------
 
@@ -337,6 +354,8 @@ class OffloadManager:
         """Raise InvariantError unless every pin has a live owner and all books agree. For tests and when idle:
         it looks at everything."""
         audit.check(self._books, self._loads, self._requests)
+        if self._ghost is not None:
+            self._ghost.check()
 
     def device_pins(self) -> Counter[BlockId]:
         """Pins that the device pool should hold for Forebay now. For adapters' tests."""

@@ -23,6 +23,7 @@ class Section(Enum):
     TRANSFERS = "transfers"
     TROUBLE = "trouble"
     POOL = "pool"
+    PREDICTED = "predicted"
     ENGINE = "engine"
 
 
@@ -53,6 +54,14 @@ def _latency(direction: str, text: str) -> Metric:
 
 def _slots(key: str, field: str, text: str) -> Metric:
     return Metric(f"forebay_{key}", key, Kind.GAUGE, "slots", Section.POOL, f"pool.{field}", text)
+
+
+def _predicted(field: str, words: str) -> Metric:
+    name, text = (
+        f"predicted_hit_share_{field}",
+        f"blocks found on the device or the host, with {words} host memory",
+    )
+    return Metric(f"forebay_{name}", name, Kind.GAUGE, "share", Section.PREDICTED, f"predicted.{field}", text)
 
 
 def _of_engine(key: str, unit: str, text: str) -> Metric:
@@ -165,6 +174,11 @@ METRICS = (
         "pool.evictions",
         "keys that left to make room",
     ),
+    _predicted("half", "half of the"),
+    _predicted("same", "the"),
+    _predicted("twice", "twice the"),
+    _predicted("four_times", "four times the"),
+    _predicted("eight_times", "eight times the"),
     _of_engine("host_capacity_bytes", "bytes", "bytes of all slots, on all ranks together"),
     _of_engine("host_ready_bytes", "bytes", "of them, those of slots that can be used by now"),
     _of_engine("requests_loading", "requests", "requests that wait for a load"),

@@ -61,6 +61,7 @@ class RequestState:
     computes: bool = False  # a load failed it: it is not promised anything again
     stores: bool = True
     recorded: Recorded | None = None
+    asked: int = 0  # blocks of the prompt, as the ghost was told
 
     @classmethod
     def of(cls, request: Request, layout: KVLayout) -> RequestState:

@@ -13,22 +13,28 @@ Beyond, only the newest `near_blocks` are all kept, and below them a sample: blo
 threshold, which sinks as more come. (SHARDS with a fixed size: Waldspurger et al., "Efficient MRC construction
 with SHARDS", FAST 2015. There the newest are sampled like the others; but the few blocks that every prompt begins
 with are a good part of all uses, and a sample has them or has not.)
+
+A block may stand for itself and some neighbours that nobody names: how many, as a power of two, is in the lowest
+bits of its hash.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import compress, groupby, repeat
+from itertools import compress, repeat
+from math import inf
 from typing import NamedTuple
 
 from forebay.errors import ensure
 
 HASH_RANGE = 1 << 64
+WEIGHT_MASK = 63  # the lowest bits of a hash: the power of two of the blocks that it stands for
 NEAR_BLOCKS = 4096
 
 _KEEP = 0.75  # of the sample, when it has grown too large
 _STALE = 1.25  # times as many blocks as are kept, before those that are not are looked for
+_FEW = 128  # blocks more than that, in any case
 _MIN_BATCHES = 1024
 
 
@@ -76,11 +82,22 @@ class Counts:
 
 
 class ReuseStack:
-    def __init__(self, max_blocks: int, rate: float = 1.0, near_blocks: int = NEAR_BLOCKS) -> None:
-        """`rate`: below 1, only a sample is kept from the start, of this share of the blocks."""
+    def __init__(
+        self,
+        max_blocks: int,
+        rate: float = 1.0,
+        near_blocks: int = NEAR_BLOCKS,
+        *,
+        depth: float = inf,
+        weighted: bool = False,
+    ) -> None:
+        """`rate`: below 1, only a sample is kept from the start, of this share of the blocks. `depth`: what lies
+        that many blocks below the top is forgotten. `weighted`: blocks stand for as many as their hashes say."""
         self._max_blocks = max_blocks
         self._near_blocks = near_blocks
         self._threshold = round(rate * HASH_RANGE)
+        self._weighted = weighted
+        self._depth = depth
         self.clear()
 
     def clear(self) -> None:
@@ -91,7 +108,9 @@ class ReuseStack:
         self._near = Counts([], _MIN_BATCHES)  # what is left of them, from the first near one on
         self._far = Counts([], _MIN_BATCHES)  # what is left of them in the sample, before that one
         self._sampled = [0] * _MIN_BATCHES  # what is left of them in the sample, near and far
+        self._tidy_at = int(_STALE * self._max_blocks) if self._depth == inf else _FEW  # blocks in memory
         self._first_near = 0  # a place
+        self._first_kept = 0  # a place: the turns before it are forgotten
 
     @property
     def rate(self) -> float:
@@ -103,72 +122,102 @@ class ReuseStack:
         """Of all blocks that are kept, the turns in which they were last used, ascending; and some more."""
         return self._turns
 
-    def use(self, path: Sequence[int]) -> list[Run]:
+    @property
+    def num_kept(self) -> int:
+        """Blocks in memory, and some that will be forgotten."""
+        return len(self._last)
+
+    def use(self, path: Sequence[int], sums: Sequence[int] | None = None) -> list[Run]:
         """A prompt uses these blocks, head first, each named by a hash of all up to it that is evenly spread below
-        HASH_RANGE. Returns when they were used before, from the head on, as far as they were and that is known."""
-        last, near = self._last, self._near
+        HASH_RANGE. Returns when they were used before, from the head on, as far as they were and that is known.
+        `sums`, if `weighted`: for how many blocks none of them, the first, the first two, … stand."""
+        if not path:
+            return []
+        if sums is None:
+            sums = range(len(path) + 1)
         runs: list[Run] = []
-        at = 0
-        first_near_turn = self._turns[self._first_near] if self._turns else 0
-        for turn, group in groupby(map(last.get, path)):
-            if turn is None or turn < first_near_turn:
-                break
-            count = sum(1 for _ in group)
-            place = bisect_left(self._turns, turn)
-            runs.append(Run(turn, near.after(place), near.counts[place], count, known=True))
-            at += count
-        if self._threshold < HASH_RANGE:
-            self._use_sampled(path, at, runs)
-        else:
-            for run in runs:
-                near.add(bisect_left(self._turns, run.turn), -int(run.blocks))
-        if path:
-            self._append(path)
+        if self._turns:
+            known = self._near.total
+            start = self._use_near(path, sums, runs)
+            if self._threshold < HASH_RANGE and start < len(path):
+                self._use_far(path[start:], known, runs)
+        self._append(path, sums[len(path)])
         return runs
 
-    def _use_sampled(self, path: Sequence[int], at: int, runs: list[Run]) -> None:
-        """The rest of `path` from `at` on is far or new; take all of it out of the counts."""
-        threshold, scale = self._threshold, HASH_RANGE / self._threshold
-        near, far = self._near, self._far
-        begin = 0
-        for run in runs:
-            place, end = bisect_left(self._turns, run.turn), begin + int(run.blocks)
-            near.add(place, begin - end)
-            self._sampled[place] -= sum(1 for block in path[begin:end] if block < threshold)
-            begin = end
-        known = near.total + at  # before they were taken out
-        rest = [block for block in path[at:] if block < threshold]
+    def _use_near(self, path: Sequence[int], sums: Sequence[int], runs: list[Run]) -> int:
+        """Take what is near out of the counts; returns where the rest begins."""
+        near, turns, first_turn = self._near, self._turns, self._turns[self._first_near]
+        found = list(map(self._last.get, path))
         gone: list[tuple[int, int]] = []
-        for turn, group in groupby(map(self._last.get, rest)):
-            if turn is None:
+        start, end = 0, len(found)
+        while start < end:
+            turn = found[start]
+            if turn is None or turn < first_turn:
                 break
-            count = sum(1 for _ in group)
-            place = bisect_left(self._turns, turn)
-            newer, left = known + far.after(place) * scale, far.counts[place] * scale
-            runs.append(Run(turn, newer, left, count * scale, known=False))
-            gone.append((place, count))
-        for place, count in gone:
-            far.add(place, -count)
-            self._sampled[place] -= count
+            stop = end if found[-1] == turn else next(i for i in range(start, end) if found[i] != turn)
+            place, size = bisect_left(turns, turn), sums[stop] - sums[start]
+            runs.append(Run(turn, near.after(place), near.counts[place], size, True))
+            gone.append((place, size))
+            if self._threshold < HASH_RANGE:
+                self._sampled[place] -= self._size(self._in_sample(path[start:stop]))
+            start = stop
+        for place, size in gone:
+            near.add(place, -size)
+        return start
 
-    def _append(self, path: Sequence[int]) -> None:
-        """They are the newest now."""
+    def _use_far(self, rest: Sequence[int], known: int, runs: list[Run]) -> None:
+        """What is not near is far, or new. Take it out of the counts."""
+        far, scale = self._far, HASH_RANGE / self._threshold
+        first_turn = self._turns[self._first_kept]
+        by_turn: dict[int, list[int]] = {}
+        for block in self._in_sample(rest):
+            turn = self._last.get(block)
+            if turn is None or turn < first_turn:
+                break
+            by_turn.setdefault(turn, []).append(block)
+        gone: list[tuple[int, int]] = []
+        for turn, blocks in by_turn.items():
+            place, size = bisect_left(self._turns, turn), self._size(blocks)
+            newer, left = known + far.after(place) * scale, far.counts[place] * scale
+            runs.append(Run(turn, newer, left, size * scale, False))
+            gone.append((place, size))
+        for place, size in gone:
+            far.add(place, -size)
+            self._sampled[place] -= size
+
+    def _in_sample(self, blocks: Sequence[int]) -> list[int]:
+        threshold = self._threshold
+        return [block for block in blocks if block < threshold]
+
+    def _size(self, blocks: Sequence[int]) -> int:
+        """How many blocks these stand for."""
+        return sum([1 << (block & WEIGHT_MASK) for block in blocks]) if self._weighted else len(blocks)
+
+    def _append(self, path: Sequence[int], size: int) -> None:
+        """They are the newest now, and stand for so many."""
         if len(self._turns) == len(self._near.counts):
             self._compact()
-        place, threshold = len(self._turns), self._threshold
+        place, sampling = len(self._turns), self._threshold < HASH_RANGE
         self._turns.append(self._turn)
         self._last.update(zip(path, repeat(self._turn)))
         self._turn += 1
-        self._near.add(place, len(path))
-        if threshold < HASH_RANGE:
-            self._sampled[place] = sum(1 for block in path if block < threshold)
+        self._near.add(place, size)
+        if sampling:
+            self._sampled[place] = self._size(self._in_sample(path))
             self._demote()
-            if len(self._last) > _STALE * (self._max_blocks + 2 * self._near_blocks):
-                self._forget_unsampled()
-            if self._far.total > self._max_blocks:
-                self._sample_fewer()
-        elif len(self._last) > self._max_blocks:
+        if self._depth < inf:
+            self._forget_oldest()
+        if len(self._last) > self._tidy_at:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """There may be too many blocks in memory, or too many that will not be found again."""
+        self._forget_stale()
+        keep = self._max_blocks + (2 * self._near_blocks if self._threshold < HASH_RANGE else 0)
+        if len(self._last) > keep:
             self._sample_fewer()
+        most = int(_STALE * keep)
+        self._tidy_at = most if self._depth == inf else min(most, int(_STALE * len(self._last)) + _FEW)
 
     def _demote(self) -> None:
         """Batches that are below the newest `near_blocks` are far: only their sample counts from now on."""
@@ -181,48 +230,65 @@ class ReuseStack:
             far.add(place, self._sampled[place])
             self._first_near += 1
 
-    def _forget_unsampled(self) -> None:
-        edge, threshold = self._turns[self._first_near], self._threshold
-        self._last = {block: turn for block, turn in self._last.items() if turn >= edge or block < threshold}
+    def _forget_oldest(self) -> None:
+        """Batches that lie deeper than anybody asks for."""
+        near, far, scale = self._near, self._far, HASH_RANGE / self._threshold
+        while self._first_kept < len(self._turns) - 1:
+            place = self._first_kept
+            if near.total + far.total * scale - near.counts[place] - far.counts[place] * scale < self._depth:
+                return
+            near.add(place, -near.counts[place])
+            far.add(place, -far.counts[place])
+            self._sampled[place] = 0
+            self._first_kept += 1
+            self._first_near = max(self._first_near, self._first_kept)
+
+    def _forget_stale(self) -> None:
+        """What is not in the sample and no longer near, or lies too deep, is found no more: nobody needs it."""
+        near, kept = self._turns[self._first_near], self._turns[self._first_kept]
+        threshold = self._threshold
+        self._last = {
+            block: turn
+            for block, turn in self._last.items()
+            if turn >= near or (turn >= kept and block < threshold)
+        }
 
     def _sample_fewer(self) -> None:
         """Lower the threshold, and count anew what is left of each batch below it."""
-        edge = self._turns[self._first_near]
-        if self._threshold == HASH_RANGE:
-            edge = self._turn  # so far all were near
-        kept = sorted(block for block, turn in self._last.items() if block < self._threshold and turn < edge)
-        self._threshold = kept[int(len(kept) * _KEEP)]
-        threshold, place_of = self._threshold, {turn: place for place, turn in enumerate(self._turns)}
+        near = self._turns[self._first_near] if self._threshold < HASH_RANGE else self._turn
+        sample = sorted(block for block, turn in self._last.items() if turn < near)
+        if not sample:
+            return
+        self._threshold = threshold = sample[int(len(sample) * _KEEP)]
         self._sampled = [0] * len(self._near.counts)
+        place_of = {turn: place for place, turn in enumerate(self._turns)}
         for block, turn in self._last.items():
             if block < threshold:
-                self._sampled[place_of[turn]] += 1
+                self._sampled[place_of[turn]] += self._size((block,))
         self._far = Counts(self._sampled[: self._first_near], len(self._near.counts))
         self._demote()
-        self._forget_unsampled()
+        self._forget_stale()
 
     def _compact(self) -> None:
         """Turns that nothing is left of lose their place; if there are few of those, there will be more places."""
         size = len(self._turns)
         used = [self._near.counts[i] > 0 or self._sampled[i] > 0 for i in range(size)]
-        first_near = sum(used[: self._first_near])
         num_used = sum(used)
         room = max(_MIN_BATCHES, 2 * num_used)
+        self._first_near, self._first_kept = sum(used[: self._first_near]), sum(used[: self._first_kept])
         self._near = Counts(list(compress(self._near.counts, used)), room)
         self._far = Counts(list(compress(self._far.counts, used)), room)
         self._sampled = [*compress(self._sampled, used), *repeat(0, room - num_used)]
         self._turns = list(compress(self._turns, used))
-        self._first_near = first_near
 
     def check(self) -> None:
         """Raise InvariantError unless the counts are those of the blocks kept."""
-        edge = self._turns[self._first_near] if self._turns else 0
         near, far = [0] * len(self._near.counts), [0] * len(self._far.counts)
         for block, turn in self._last.items():
             place = bisect_left(self._turns, turn)
-            if turn >= edge:
-                near[place] += 1
-            elif block < self._threshold:
-                far[place] += 1
+            if place >= self._first_near and self._turns[place] == turn:
+                near[place] += self._size((block,))
+            elif self._first_kept <= place and self._turns[place] == turn and block < self._threshold:
+                far[place] += self._size((block,))
         ensure(near == self._near.counts and sum(near) == self._near.total, "reuse: the newest are miscounted")
         ensure(far == self._far.counts and sum(far) == self._far.total, "reuse: the sample is miscounted")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from forebay import FullAttention, KVLayout, OffloadConfig, Stats
+from forebay.ghost import Predicted
 from forebay.metrics import BY_KEY, METRICS, Kind, Metric
 from forebay.pool import HostPool
 from forebay.stats import LATENCY_BOUNDS_S, Histogram
@@ -28,7 +29,8 @@ def test_every_counter_and_every_gauge_is_in_the_table() -> None:
     assert len(set(sources)) == len(sources)
     properties = {name for name, value in vars(HostPool).items() if isinstance(value, property)}
     pool = {f"pool.{name}" for name in properties | {"evictions"}}
-    assert set(sources) == {f"stats.{field.name}" for field in fields(Stats)} | pool
+    predicted = {f"predicted.{field}" for field in Predicted._fields}
+    assert set(sources) == {f"stats.{field.name}" for field in fields(Stats)} | pool | predicted
 
 
 def test_a_manager_has_what_the_table_says() -> None:
@@ -37,7 +39,8 @@ def test_a_manager_has_what_the_table_says() -> None:
     for metric in METRICS:
         if metric.source:
             value = attrgetter(metric.source)(manager)
-            assert isinstance(value, Histogram if metric.kind is Kind.HISTOGRAM else int), metric
+            kind = float if metric.unit == "share" else Histogram if metric.kind is Kind.HISTOGRAM else int
+            assert isinstance(value, kind), metric
 
 
 def test_names_are_used_once() -> None:

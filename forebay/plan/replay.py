@@ -40,6 +40,8 @@ class Setup:
     report_steps: int = 1
     """How many steps after the one that orders them copies are reported: 1, if they are faster than a step."""
     speeds: Speeds | None = None
+    predicts: bool = False
+    """Whether the manager keeps its ghost, as it does in an engine."""
 
     def __post_init__(self) -> None:
         for setting, least in (("device_blocks", 2), ("slots", 0), ("max_batched_tokens", 1), ("report_steps", 0)):
@@ -59,6 +61,7 @@ class Setup:
                 slots=self.slots,
                 max_batched_tokens=self.max_batched_tokens,
                 clock=clock,
+                predicts=self.predicts,
             )
         engine = SerialEngine(
             layout,
@@ -67,6 +70,7 @@ class Setup:
             clock,
             max_batched_tokens=self.max_batched_tokens,
             report_steps=self.report_steps,
+            walks=bool(self.slots) and self.mode is Mode.LAZY,
         )
         return engine, manager
 

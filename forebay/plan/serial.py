@@ -64,6 +64,7 @@ class PlannedRequest:
         self.num_tokens = prompt_tokens
         self.all_tokens = prompt_tokens + max(1, output_tokens)  # an engine gives at least one
         self.computed = 0
+        self.told = 0  # of that, when the manager heard of it last
         self.table: list[list[BlockId]] = []
         self.dropped: list[int] = []  # by group: blocks before it were let go of
         self._output_hash = output_hash
@@ -95,12 +96,15 @@ class SerialEngine:
         *,
         max_batched_tokens: int,
         report_steps: int,
+        walks: bool,
     ) -> None:
-        """`manager` over the same device, or None: there is no host memory. `report_steps`: how many steps after
-        the one that they are ordered in copies are reported."""
+        """`manager` over the same device, or None: there is no host memory. `walks`: it stores lazily, so that no
+        step may be kept from it. `report_steps`: how many steps after the one that they are ordered in copies are
+        reported."""
         self._layout, self._groups = layout, layout.groups
         self._device, self._manager, self._clock = device, manager, clock
-        self._batch = max_batched_tokens
+        self._batch, self._walks = max_batched_tokens, walks
+        self._spans = {group.span_tokens for group in self._groups}
         self._copying: deque[list[Report]] = deque([] for _ in range(report_steps))  # by the step they are due in
         self._loaded: set[RequestId] = set()
         self._waits = False  # for a load
@@ -127,7 +131,8 @@ class SerialEngine:
             if self._run(request, keys):
                 break
             self._step()  # it was preempted, and begins anew
-        self._step()
+        if self._walks:
+            self._step()
         while self._manager is not None and self._manager.has_pending_work():
             self._step()
         return served
@@ -180,7 +185,7 @@ class SerialEngine:
         for group, blocks in zip(self._groups, table, strict=True):
             blocks += [NULL] * (group.first_needed(total) - len(blocks))
             blocks += islice(new, total // group.span_tokens - len(blocks))
-        request.table, request.computed = table, total
+        request.table, request.computed, request.told = table, total, 0
         request.dropped = [group.first_needed(own.tokens) for group in self._groups]
         return True
 
@@ -196,7 +201,10 @@ class SerialEngine:
                     self._manager.preempt(request.id)
                 self._free(request)
                 return False
-            self._order([Progress(request.id, request.computed, new_blocks)])
+            if self._is_news(request, new_blocks):
+                self._order([Progress(request.id, request.computed, new_blocks)])
+            else:
+                self._copying.append([])
             self._computed(request, keys, count)
             if request.num_tokens == request.all_tokens:
                 if self._manager is not None:
@@ -208,6 +216,15 @@ class SerialEngine:
             self._hear()
             if count == 1 and not any(self._copying):  # the manager has yet to hear of a longer one
                 self._skip(request)
+
+    def _is_news(self, request: PlannedRequest, new_blocks: Sequence[Sequence[BlockId]]) -> bool:
+        """Whether the manager has to hear of this step. Eager stores wait for the next block to be full; lazy ones
+        look at the device in every step."""
+        before, now = request.told, request.computed
+        if self._walks or any(new_blocks) or any(before // each != now // each for each in self._spans):
+            request.told = now
+            return True
+        return False
 
     def _grow(self, request: PlannedRequest, tokens: int) -> list[list[BlockId]] | None:
         missing = [
@@ -284,6 +301,7 @@ class SerialEngine:
 
     def _order(self, progress: Sequence[Progress]) -> None:
         if self._manager is None:
+            self._copying.append([])
             return
         loads, stores, _, _ = self._manager.step(progress)
         for order in loads:
@@ -292,8 +310,6 @@ class SerialEngine:
 
     def _hear(self) -> None:
         self._clock.now += _STEP_S
-        if self._manager is None:
-            return
         reports = self._copying.popleft()
-        if reports or self._waits:  # or nobody has anything to say
+        if self._manager is not None and (reports or self._waits):  # or nobody has anything to say
             self._loaded.update(self._manager.report(reports).loaded)
