@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from forebay.errors import ConfigError, is_whole
 from forebay.recording.parts import LEAST_BYTES, Parts
+from forebay.warner import Warner
 
 logger = logging.getLogger("forebay")
 
@@ -79,6 +80,7 @@ class Recorder:
         # Changed by the scheduling thread only, and then those that the writing thread changes.
         self._put = 0  # hashes
         self._number = 0
+        self._warner = Warner()
         self._dropped = 0
         self._taken = 0  # hashes
         self._too_long = 0
@@ -104,8 +106,8 @@ class Recorder:
         cost = len(hashes) + 1
         if self._stopped or self._put - self._taken + cost > self._max_waiting:
             self._dropped += 1
-            if self._dropped == 1 and not self._stopped:
-                logger.warning("forebay: the recording cannot keep up: a request was dropped (not logged again)")
+            if not self._stopped:
+                self._warner.warn("dropped", "forebay: the recording cannot keep up: a request is not in it")
             return None
         self._put += cost
         self._number += 1

@@ -415,7 +415,7 @@ def test_a_writer_that_cannot_keep_up_drops_and_says_so_once(
     assert len([*trace]) == 9
     assert trace.dropped == 41, "the recording knows"
     assert [each.message for each in caplog.records] == [
-        "forebay: the recording cannot keep up: a request was dropped (not logged again)"
+        "forebay: the recording cannot keep up: a request is not in it"
     ]
 
 
