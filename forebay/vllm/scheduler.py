@@ -377,4 +377,4 @@ class SimpleCPUOffloadScheduler:
         return True
 
     def get_stats(self) -> ForebayStats:
-        return self._stats.take(self.manager, AdapterView(self._slot_bytes, len(self._loading)))
+        return self._stats.take(self.manager, AdapterView(self._slot_bytes, len(self._loading), self._ranks))
