@@ -1,0 +1,1 @@
+"""`forebay top`: servers that run Forebay, read from their /metrics."""
