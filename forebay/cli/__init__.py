@@ -12,6 +12,7 @@ from forebay import __version__
 from forebay.errors import ConfigError
 
 _USAGE_EXIT = 2
+_LEAST_INTERVAL_S, _MOST_INTERVAL_S = 0.2, 3600.0
 
 _CONFIG = """\
 Prints the JSON for vLLM's --kv-transfer-config, in one line. What it means goes to standard error.
@@ -24,6 +25,13 @@ _DOCTOR = """\
 Says what on this machine, in the vLLM installed or in its settings stands in Forebay's way, and what to type.
 
 Exit code: 0 if all is well, 1 with warnings, 2 with errors."""
+
+_TOP = """\
+Shows what Forebay does in one or more vLLM servers, from their /metrics, until q or Ctrl-C.
+
+  forebay top http://localhost:8000
+
+Where there is no screen to draw on, prints a line for every answer."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", help="also check vLLM's settings, as JSON; - is standard input"
     )
     doctor.add_argument("--json", action="store_true", help="for scripts")
+
+    top = command("top", "watch servers that run Forebay", _TOP)
+    top.add_argument("url", metavar="URL", nargs="+", help="a server, such as http://localhost:8000")
+    top.add_argument(
+        "--interval", metavar="SECONDS", type=_interval, default=2.0, help="between two scrapes (default: 2)"
+    )
+    top.add_argument("--once", action="store_true", help="print what two scrapes say, and end")
+    top.add_argument("--json", action="store_true", help="the same for scripts")
     return parser
 
 
@@ -66,11 +82,24 @@ def _ranks(text: str) -> int:
     return int(text)
 
 
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _LEAST_INTERVAL_S <= seconds <= _MOST_INTERVAL_S:
+        allowed = f"{_LEAST_INTERVAL_S:g} to {_MOST_INTERVAL_S:g} seconds"
+        raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
+    return seconds
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int]
     if options.command == "config":
         from forebay.cli.config import run
+    elif options.command == "top":
+        from forebay.cli.top import run
     else:
         from forebay.cli.doctor import run
     try:
