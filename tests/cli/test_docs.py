@@ -14,6 +14,7 @@ import pytest
 
 from forebay.cli import kinds
 from forebay.cli.findings import as_text
+from forebay.cli.top.board import ZOOMS
 from forebay.cli.top.canvas import Look, Style
 from forebay.cli.top.draw import frame
 from forebay.cli.top.view import Alarm
@@ -94,6 +95,11 @@ def test_every_command_that_asks_a_server_runs(shell: dict[str, str], tmp_path: 
             )
             assert (run.returncode, run.stderr) == (0, ""), command
             assert "72.3 %" in run.stdout or '"occupancy": 0.72' in run.stdout, command
+
+
+def test_zooms_are_those_of_the_code() -> None:
+    *some, last = map(str, ZOOMS)
+    assert f"a column of the charts is {', '.join(some)} or {last} intervals" in PAGE
 
 
 def test_the_screen_is_what_is_drawn() -> None:

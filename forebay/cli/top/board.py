@@ -7,7 +7,7 @@ from time import localtime, strftime, time
 
 from forebay.cli.top.history import History
 from forebay.cli.top.reading import Reading
-from forebay.cli.top.scrape import Address, Answer, Scrapers
+from forebay.cli.top.scrape import Address, Answer
 from forebay.cli.top.terminal import Key
 from forebay.cli.top.timeline import Timeline
 from forebay.cli.top.view import Screen, ServerView, Summary
@@ -73,10 +73,11 @@ class Board:
             case Key.ZOOM:
                 self._zoom = (self._zoom + 1) % len(ZOOMS)
 
-    def screen(self, now_s: float, scrapers: Scrapers) -> Screen:
+    def screen(self, now_s: float, waiting_s: Sequence[float]) -> Screen:
+        """`waiting_s` is for how long each server has not answered."""
         views = (
-            server.view(now_s, scrapers.waiting_s(index, now_s), self._zoom)
-            for index, server in enumerate(self.servers)
+            server.view(now_s, waiting, self._zoom)
+            for server, waiting in zip(self.servers, waiting_s, strict=True)
         )
         column_s = self._interval_s * ZOOMS[self._zoom]
         clock = strftime("%H:%M:%S", localtime())

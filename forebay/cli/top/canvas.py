@@ -90,10 +90,8 @@ def clean(text: str, look: Look) -> str:
 
 def _is_safe(character: str) -> bool:
     # Right-to-left letters are turned around by some terminals, together with what is next to them.
-    return unicodedata.category(character) not in _UNSAFE and unicodedata.bidirectional(character) not in (
-        "R",
-        "AL",
-    )
+    turned = unicodedata.bidirectional(character) in ("R", "AL", "AN")
+    return not turned and unicodedata.category(character) not in _UNSAFE
 
 
 def cells(character: str) -> int:

@@ -24,7 +24,7 @@ _BETWEEN = 3
 
 
 class Detail:
-    """`charts` are of no use where there is no past."""
+    """Draws it line by line, each below the one before. Without a past, there are no charts."""
 
     def __init__(self, canvas: Canvas, view: ServerView, column_s: float, *, charts: bool = True) -> None:
         self._canvas = canvas
@@ -59,8 +59,6 @@ class Detail:
         if chosen.engines:
             self._y += 1
             self._engines(chosen.engines)
-
-    # --- line by line ---------------------------------------------------------------------------------
 
     def _heading(self) -> None:
         view, canvas = self._view, self._canvas
@@ -127,7 +125,7 @@ class Detail:
         names = [("slots", "slots"), ("cached", "slots_cached"), ("filling", "slots_filling")]
         names += [("free", "slots_free"), ("pinned", "slots_pinned")]
         texts = [f"{name} {units.count(gauges.get(key, 0.0))}" for name, key in names]
-        if missing := gauges.get("slots", 0.0) - gauges.get("slots_ready", 0.0):
+        if missing := max(0.0, gauges.get("slots", 0.0) - gauges.get("slots_ready", 0.0)):
             texts.append(f"not ready {units.count(missing)}")
         texts.append(f"requests loading {units.count(gauges.get('requests_loading', 0.0))}")
         x = _LABEL

@@ -32,14 +32,12 @@ def frame(screen: Screen, width: int, height: int, look: Look) -> list[str]:
 def _title(canvas: Canvas, screen: Screen) -> None:
     right = f"every {screen.interval_s:g} s   {screen.clock}"
     x = canvas.put(0, 0, "forebay top", Ink.STRONG) + 3
+    many, said = len(screen.servers), []
     up = sum(view.whole is not None and view.problem is None for view in screen.servers)
-    many = len(screen.servers)
-    if many == 1:
-        text, ink = ("", Ink.QUIET)
-    else:
-        text = f"{units.plural(many, 'server')} up" if up == many else f"{up} of {many} servers up"
-        ink = Ink.QUIET if up == many else Ink.TROUBLE
-    said = [(text, ink)] if text else []
+    if many > 1:
+        has_problem = any(view.problem for view in screen.servers)
+        text = f"{many} servers up" if up == many else f"{up} of {many} servers up"
+        said.append((text, Ink.TROUBLE if has_problem else Ink.QUIET))
     troubled = sum(view.whole is not None and view.whole.worst is Alarm.TROUBLE for view in screen.servers)
     if troubled:
         said.append(("! trouble" if many == 1 else f"! trouble on {troubled}", Ink.TROUBLE))

@@ -48,7 +48,6 @@ class _Loop:
         self._input = keys
         self._keys = Keys()
         self._look = look
-        self._size = terminal.size()
 
     def run(self) -> int:
         while True:
@@ -69,11 +68,9 @@ class _Loop:
                 return
 
     def _show(self) -> None:
-        size = self._terminal.size()
-        if size != self._size:
-            self._terminal.forget()
-            self._size = size
-        self._terminal.show(frame(self._board.screen(monotonic(), self._scrapers), *size, self._look))
+        size, now_s = self._terminal.size(), monotonic()
+        screen = self._board.screen(now_s, self._scrapers.waiting_s(now_s))
+        self._terminal.show(frame(screen, *size, self._look), size)
 
     def _wait(self) -> int | None:
         """For whatever comes first. An exit code ends it all."""
@@ -86,6 +83,8 @@ class _Loop:
                 self._terminal.give_back()
                 stop_here()
                 self._terminal.take()
+            if number == signal.SIGCONT:
+                self._terminal.forget()
         if self._input in ready and self._input is not None:
             return self._read(self._input)
         return None
@@ -97,5 +96,7 @@ class _Loop:
         for key in self._keys.feed(data):
             if key is Key.QUIT:
                 return 0
+            if key is Key.REDRAW:
+                self._terminal.forget()
             self._board.press(key)
         return None

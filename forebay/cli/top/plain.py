@@ -15,8 +15,8 @@ from forebay.cli.top.scrape import Address, Scrapers
 from forebay.cli.top.table import Table, state
 from forebay.cli.top.view import ServerView, Summary
 
-_LINES = 100
-"""More than any server needs."""
+_LINES = 60
+"""More than any server needs, but for its engines."""
 
 
 def once(addresses: Sequence[Address], interval_s: float, look: Look, columns: int, *, as_json: bool) -> int:
@@ -66,8 +66,8 @@ def lines(addresses: Sequence[Address], interval_s: float, look: Look, columns: 
 
 
 def _snapshot(view: ServerView, look: Look, columns: int) -> str:
-    canvas = Canvas(columns, _LINES, look)
-    Detail(canvas, view, column_s=0.0, charts=False).draw(0, _LINES)
+    canvas = Canvas(columns, _LINES + len(view.engines), look)
+    Detail(canvas, view, column_s=0.0, charts=False).draw(0, canvas.height)
     return "\n".join(canvas.lines()).rstrip("\n")
 
 
@@ -99,6 +99,10 @@ def _summary(summary: Summary) -> dict[str, Any]:
         "evictions_per_s": now.rate("evictions"),
         "store_latency_p99_s": now.quantile("store_latency_s", 0.99),
         "load_latency_p99_s": now.quantile("load_latency_s", 0.99),
-        "counters": {key: value for key, value in summary.total.counts.items() if isinstance(key, str)},
-        "gauges": dict(summary.gauges),
+        "counters": {key: _whole(value) for key, value in summary.total.counts.items() if isinstance(key, str)},
+        "gauges": {key: _whole(value) for key, value in summary.gauges.items()},
     }
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value.is_integer() else value

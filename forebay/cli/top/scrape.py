@@ -6,6 +6,7 @@ import re
 import ssl
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead, RemoteDisconnected
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
@@ -73,8 +74,11 @@ class Address(NamedTuple):
 
 def scrape(address: Address, timeout_s: float = TIMEOUT_S) -> Reading | Problem:
     """Asks once. No proxy is used and no redirect is followed: the numbers are those of the server named."""
-    kind = HTTPSConnection if address.secure else HTTPConnection
-    connection = kind(address.host, address.port, timeout=timeout_s)
+    connection: HTTPConnection
+    if address.secure:
+        connection = HTTPSConnection(address.host, address.port, timeout=timeout_s, context=_trusted())
+    else:
+        connection = HTTPConnection(address.host, address.port, timeout=timeout_s)
     try:
         connection.request("GET", address.path, headers=_HEADERS)
         response = connection.getresponse()
@@ -102,6 +106,12 @@ def scrape(address: Address, timeout_s: float = TIMEOUT_S) -> Reading | Problem:
         return _problem(_why(error, timeout_s), answered=False)
     finally:
         connection.close()
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Read once: certificates are many."""
+    return ssl.create_default_context()
 
 
 def _problem(text: str, *, answered: bool) -> Problem:
@@ -149,14 +159,13 @@ class Scrapers:
         self._waking = Lock()  # nobody is woken who has left
         self._asked_s: list[float | None] = [None] * len(addresses)
         self.answers: SimpleQueue[Answer] = SimpleQueue()
-        for index in range(len(addresses)):
+        for index, address in enumerate(addresses):
             # A daemon: one that waits for a server does not keep the program from ending.
-            Thread(target=self._run, args=(index,), name=f"scrape-{index}", daemon=True).start()
+            Thread(target=self._run, args=(index,), name=f"scrape {address.url}", daemon=True).start()
 
-    def waiting_s(self, index: int, now_s: float) -> float:
-        """How long ago this server was asked, if it has not answered yet."""
-        asked = self._asked_s[index]
-        return 0.0 if asked is None else max(0.0, now_s - asked)
+    def waiting_s(self, now_s: float) -> list[float]:
+        """For how long each server has not answered what it was asked; 0 for one that has."""
+        return [0.0 if asked is None else max(0.0, now_s - asked) for asked in self._asked_s]
 
     def _run(self, index: int) -> None:
         outcome: Reading | Problem | BaseException

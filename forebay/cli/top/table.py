@@ -84,7 +84,7 @@ class Table:
             canvas.put_right(x, y, units.shown(value, column.form, canvas.look.none), _ink(value))
         room = canvas.width - self._trouble
         if said:
-            canvas.put(self._trouble, y, cut(said, room, canvas.look), Ink.NOTICE)
+            canvas.put(self._trouble, y, said if len(said) <= room else "slow", Ink.NOTICE)
         elif summary.worst is Alarm.NONE:
             canvas.put(self._trouble, y, "ok", Ink.QUIET)
         else:
@@ -99,7 +99,7 @@ def state(view: ServerView) -> tuple[str, Ink]:
         return f"{kind}{how_long}: {view.problem.text}", Ink.TROUBLE
     if view.waiting_s >= SLOW_S:
         return f"no answer for {units.ago(view.waiting_s)}", Ink.NOTICE
-    return ("asked", Ink.QUIET) if view.whole is None else ("", Ink.PLAIN)
+    return ("asked, no answer yet", Ink.QUIET) if view.whole is None else ("", Ink.PLAIN)
 
 
 def _ink(value: float | None) -> Ink:

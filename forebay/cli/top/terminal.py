@@ -29,6 +29,7 @@ class Key(Enum):
     UP = auto()
     DOWN = auto()
     ZOOM = auto()
+    REDRAW = auto()
 
 
 _KEYS = {
@@ -37,6 +38,7 @@ _KEYS = {
     b"k": Key.UP,
     b"j": Key.DOWN,
     b"z": Key.ZOOM,
+    b"\f": Key.REDRAW,
     b"\033[A": Key.UP,
     b"\033OA": Key.UP,
     b"\033[B": Key.DOWN,
@@ -77,6 +79,7 @@ class Terminal:
         self._keys = keys
         self._before: list[Any] | None = None
         self._shown: list[str] = []
+        self._size = (0, 0)
 
     def __enter__(self) -> Self:
         self.take()
@@ -109,11 +112,14 @@ class Terminal:
         return (columns or _USUAL[0], lines or _USUAL[1])
 
     def forget(self) -> None:
-        """What is on the screen is not known any more: the next time all of it is written."""
+        """Somebody else may have written on it: the next time, all of it is written anew."""
         self._shown = []
 
-    def show(self, lines: list[str]) -> None:
-        """Writes the lines that have changed, all at once."""
+    def show(self, lines: list[str], size: tuple[int, int]) -> None:
+        """Writes the lines that have changed, all at once. If the screen has another size, that is all of them."""
+        if size != self._size:
+            self._size = size
+            self.forget()
         parts = [] if self._shown else ["\033[2J"]
         for number, line in enumerate(lines):
             if number >= len(self._shown) or self._shown[number] != line:

@@ -67,10 +67,10 @@ class Summary:
     @classmethod
     def of(cls, history: History, now_s: float, engine: EngineId | None = None) -> Summary:
         total = history.total(engine)
-        alarms = {
-            key: alarm_of(key, total.counts.get(key, 0.0), history.grew_lately(key, now_s, engine))
-            for key in TROUBLE
-        }
+        grew = {key: history.grew_lately(key, now_s, engine) for key in TROUBLE}
+        if grew["resets"]:
+            grew["recomputes"] = False  # somebody asked for them
+        alarms = {key: alarm_of(key, total.counts.get(key, 0.0), grew[key]) for key in TROUBLE}
         return cls(history.now(engine), history.lately(now_s, engine), total, history.gauges(engine), alarms)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from queue import Empty
 
 import pytest
 
+from forebay.cli.top.board import Board
 from forebay.cli.top.exposition import samples
 from forebay.cli.top.reading import EngineId, Problem, Reading, read
-from forebay.cli.top.scrape import Address, Answer, Scrapers, scrape
+from forebay.cli.top.scrape import Address, Scrapers, scrape
 from forebay.errors import ConfigError
 from tests.cli.top.fake import GAUGES, FakeServer, engine_lines, labels, page
 
@@ -170,10 +169,6 @@ def test_a_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- again and again ----------------------------------------------------------------------------------
 
 
-def _is_alive(name: str) -> bool:
-    return any(thread.name == name for thread in threading.enumerate())
-
-
 class Held:
     """A page that comes when it is let go."""
 
@@ -202,24 +197,45 @@ def test_a_slow_server_holds_up_no_other_and_is_not_asked_again(held: Held) -> N
             answers = [scrapers.answers.get(timeout=30) for _ in range(20)]
             assert {answer.server for answer in answers} == {1}
             assert slow.scrapes == 1
-            assert scrapers.waiting_s(0, float("inf")) > 0
+            assert scrapers.waiting_s(float("inf"))[0] > 0
             held.let_go.set()
             while scrapers.answers.get(timeout=30).server != 0:
                 pass
 
 
-def test_whoever_waits_is_woken_by_every_answer_and_not_after_the_end() -> None:
+def test_whoever_waits_is_woken_by_every_answer() -> None:
     woken = threading.Semaphore(0)
-    with FakeServer(lambda: page(engine_lines())) as server:
+    with (
+        FakeServer(lambda: page(engine_lines())) as server,
+        Scrapers([Address.parse(server.url)], 0.01, wake=woken.release) as scrapers,
+    ):
+        for _ in range(3):
+            assert woken.acquire(timeout=30)
+            assert isinstance(scrapers.answers.get(timeout=30).outcome, Reading)
+
+
+def test_whoever_has_left_is_not_woken(held: Held) -> None:
+    """What it waited on may be closed by then, and its number be that of another file."""
+    woken = threading.Semaphore(0)
+    with FakeServer(held.page) as server:
         with Scrapers([Address.parse(server.url)], 0.01, wake=woken.release) as scrapers:
-            for _ in range(3):
-                assert woken.acquire(timeout=30)
-                assert isinstance(scrapers.answers.get(timeout=30), Answer)
-        while woken.acquire(blocking=False):
-            pass
-        before = server.scrapes
-        while scrapers.answers.qsize() or _is_alive("scrape-0"):
-            with suppress(Empty):
-                scrapers.answers.get(timeout=0.1)
-        assert server.scrapes <= before + 1, "it was asked after the end"
+            assert held.asked.wait(30)
+        held.let_go.set()
+        assert isinstance(scrapers.answers.get(timeout=30).outcome, Reading)
+        for thread in threading.enumerate():
+            if thread.name == f"scrape {server.url}/metrics":
+                thread.join(30)
         assert not woken.acquire(blocking=False)
+        assert server.scrapes == 1, "it was asked after the end"
+
+
+def test_what_should_not_happen_is_raised_where_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(address: Address, timeout_s: float) -> Reading:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("forebay.cli.top.scrape.scrape", fails)
+    address = Address.parse("localhost:8000")
+    with Scrapers([address], 3600) as scrapers:
+        answer = scrapers.answers.get(timeout=30)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        Board([address], 2.0).take(answer)

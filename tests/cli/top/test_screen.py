@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -185,6 +186,16 @@ def test_keys_choose_and_zoom() -> None:
             terminal.wait_for(lambda screen, expected=expected: expected in screen)
         terminal.press("z")
         terminal.wait_for(lambda screen: "zoom: 1 s a column" in screen)
+
+
+def test_what_others_write_on_the_screen_can_be_removed(lively: FakeServer) -> None:
+    with Tmux(80, 24) as terminal:
+        terminal.top(lively.url, *FAST)
+        terminal.wait_for(_is_moving)
+        Path(terminal.tty()).write_text("\x1b[23;1Hwall: the machine goes down\n")
+        terminal.wait_for(lambda screen: "wall: the machine" in screen)
+        terminal.press("C-l")
+        terminal.wait_for(lambda screen: "wall:" not in screen and _is_moving(screen))
 
 
 def test_whatever_is_done_a_server_is_asked_once_an_interval(lively: FakeServer) -> None:

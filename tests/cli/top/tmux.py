@@ -63,6 +63,9 @@ class Tmux:
         names = ("alternate_on", "cursor_flag", "wrap_flag", "insert_flag", "keypad_flag", "mouse_any_flag")
         return self._run("display-message", "-p", " ".join(f"#{{{name}}}" for name in names)).strip()
 
+    def tty(self) -> str:
+        return self._run("display-message", "-p", "#{pane_tty}").strip()
+
     def child(self) -> int:
         """The process that the shell waits for."""
         shell = self._run("display-message", "-p", "#{pane_pid}").strip()
