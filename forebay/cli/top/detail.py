@@ -8,7 +8,7 @@ import textwrap
 from forebay.cli.top import units
 from forebay.cli.top.canvas import Canvas, Ink, cut, width
 from forebay.cli.top.plan import Plan, plan
-from forebay.cli.top.rows import NUMBERS, NUMBERS_OF_A_SNAPSHOT, WITHOUT_CHART, Row, rows
+from forebay.cli.top.rows import NUMBERS, NUMBERS_OF_A_SNAPSHOT, Row, rows
 from forebay.cli.top.table import INKS, Table, state
 from forebay.cli.top.view import TROUBLE, ServerView, Summary
 
@@ -155,9 +155,7 @@ class Detail:
                     text = each.of(row)
                     ink = Ink.QUIET if self._view.problem or text == look.none else each.ink
                     canvas.put_right(_LABEL + place * _NUMBER, self._y, text, ink)
-                self._chart(row, x, room, chosen.chart, scale)
-        if chosen.chart > 1 and chosen.rows.isdisjoint(WITHOUT_CHART):
-            self._y -= 1  # the gap after the last chart
+                self._chart(row, x, room, chosen.heights.get(row.label, 1), scale)
 
     def _chart(self, row: Row, x: int, room: int, height: int, scale: int) -> None:
         canvas = self._canvas

@@ -25,8 +25,8 @@ class Plan:
     engines: int = 0
     """How many have a line."""
     rows: set[str] = field(default_factory=lambda: set(NEEDED))
-    chart: int = 1
-    """How tall charts are."""
+    heights: dict[str, int] = field(default_factory=dict)
+    """Of rows whose charts are taller than a line. A blank line keeps them from the next."""
 
 
 def plan(lines: int, *, trouble_lines: int, engines: int, charts: bool) -> Plan:
@@ -53,9 +53,9 @@ def plan(lines: int, *, trouble_lines: int, engines: int, charts: bool) -> Plan:
     made.gap_before_pool = take(1)
     if made.engines and take(engines - few):
         made.engines = engines
-    tall = len(made.rows.difference(WITHOUT_CHART))
-    for height in range(2, _TALLEST + 1 if charts else 2):
-        if not take(tall * (2 if height == 2 else 1)):  # the first time also to keep away from the next
-            break
-        made.chart = height
+    tall = [label for label in (*NEEDED, *WANTED) if charts and label in made.rows.difference(WITHOUT_CHART)]
+    for height in range(2, _TALLEST + 1):
+        for label in tall:
+            if made.heights.get(label, 1) == height - 1 and take(2 if height == 2 else 1):
+                made.heights[label] = height
     return made

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forebay.cli.top import units
 from forebay.cli.top.canvas import Canvas, Ink, Look, Style, clean
 from forebay.cli.top.draw import frame
+from forebay.cli.top.plan import plan
 from forebay.cli.top.view import TROUBLE, Alarm, Screen, alarm_of
 from forebay.metrics import METRICS
 from tests.cli.top.screens import cells, down, screen, screens, server
@@ -285,3 +286,21 @@ def test_a_scale_holds_all_values(values: list[float | None]) -> None:
     known = [value for value in values if value]
     assert all(value <= top * (1 + 1e-12) for value in known)
     assert not known or top <= 10 * max(known)
+
+
+# --- what there is room for -------------------------------------------------------------------------------
+
+
+@given(st.integers(-5, 120), st.integers(1, 12), st.integers(1, 40), st.booleans())
+def test_what_is_planned_fits_and_fills(lines: int, trouble_lines: int, engines: int, charts: bool) -> None:
+    made = plan(lines, trouble_lines=trouble_lines, engines=engines, charts=charts)
+    heights = [made.heights.get(label, 1) for label in made.rows]
+    used = 1 + made.slots + made.titles + sum(height + (height > 1) for height in heights)
+    used += 1 + trouble_lines if made.all_trouble else 1
+    used += made.gap_before_pool + made.gap_before_rows + made.gap_before_trouble
+    used += made.engines + 2 if made.engines else 0
+    assert used <= max(lines, 6)
+    assert made.engines in (0, min(engines, 4), engines)
+    tallest = all(height == 8 for label, height in made.heights.items()) and len(made.heights) == 6
+    assert tallest or not charts or lines - used < 2
+    assert charts or not made.heights
