@@ -8,7 +8,7 @@ BIN := .venv/bin
 VLLM := 0.32.0
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-fast test-compat test-long mutants bench lint clean
+.PHONY: help demo test test-fast test-compat test-long mutants bench docs lint clean
 
 help: ## show this list
 	@echo "Targets (each sets up .venv by itself; another Python: PYTHON=python3.12 make test):"
@@ -18,7 +18,7 @@ demo: .venv/.vllm ## chats that do not fit on the device, in a real vLLM: withou
 	@echo "==> demo"
 	@$(BIN)/python -m demo $(ARGS)
 
-test: lint .venv/.vllm .venv/.prometheus ## lint, types and all tests, with a real vLLM on the CPU (the first time two minutes more)
+test: lint docs .venv/.vllm .venv/.prometheus ## lint, types, docs and all tests, with a real vLLM on the CPU (the first time two minutes more)
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest
 
@@ -41,6 +41,11 @@ mutants: .venv/.vllm ## break the code on purpose, line by line: does a test not
 bench: .venv/.ready ## what a block costs the scheduler
 	@echo "==> bench/scheduler_cost.py"
 	@$(BIN)/python bench/scheduler_cost.py
+
+docs: .venv/.docs ## the site, from docs and README, into build/site; warnings are errors
+	@echo "==> sphinx"
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --conf-dir tools/site . build/site
+	@echo "see build/site/index.html"
 
 lint: .venv/.ready ## ruff and mypy
 	@echo "==> ruff check"
@@ -72,6 +77,11 @@ clean: ## remove .venv, .venv-compat, caches and build output
 
 .venv/.vllm: .venv/.ready tools/install_vllm.py
 	@$(BIN)/python tools/install_vllm.py $(VLLM)
+	@touch $@
+
+.venv/.docs: .venv/.ready
+	@echo "==> installing what builds the site"
+	@$(BIN)/python -m pip install -e '.[docs]' | grep --line-buffered -E '^(Collecting|Successfully)'
 	@touch $@
 
 # Where there is none to be had, the script says so, and the test that needs it is skipped.

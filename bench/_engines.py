@@ -154,9 +154,20 @@ def engine_args(
     }
     if cuda:
         args["gpu_memory_utilization"] = 0.6  # the device cache is cut anyway: leave room for a predecessor
+    if cuda_graphs:
+        args["compilation_config"] = decode_graphs(shape.at_once)
     if engine.connector is not None:
         args["kv_transfer_config"] = engine.connector(shape.host_bytes)
     return args
+
+
+def decode_graphs(at_once: int) -> Settings:
+    """CUDA graphs for decoding so many requests at a time, without compiling, which takes a minute."""
+    return {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, *range(8, at_once + 1, 8)],
+    }
 
 
 def write_model(folder: Path, config: Settings) -> Path:

@@ -2,6 +2,7 @@
 
     python bench/gpu_answers.py --json answers.json
     python bench/gpu_answers.py --cuda-graphs --v1-runner
+    python bench/gpu_answers.py --only eager-failing,lazy-flip  # copies that fail, or go wrong in silence
     python bench/gpu_answers.py --faults '{"fail_chance": 0.1}'
     python bench/gpu_answers.py --control                       # would wrong bytes be noticed?
 
@@ -22,14 +23,14 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from _about import about, has_cuda, print_about
 from _children import end_on_signal, run_child
 from _compare import Difference, clear_limit, differences, wrong
-from _engines import LLAMA_8B, forebay, write_model
+from _engines import LLAMA_8B, decode_graphs, forebay, write_model
 from _traffic import SIZES, Sizes
 
 CHILD = Path(__file__).with_name("_answers_child.py")
@@ -63,6 +64,10 @@ class Variant:
     order: int = 0
     chances: bool = False
     spoil: bool = False
+    faults: dict[str, Any] | None = None
+    """Forebay's inject_faults."""
+    part: int = 1
+    """It is asked only one of so many questions."""
 
 
 NONE = Variant("none", chances=True)
@@ -70,7 +75,15 @@ OTHER = Variant("none, other batches", order=1)
 EAGER = Variant("eager", offload=True)
 LAZY = Variant("lazy", offload=True, lazy=True)
 CONTROL = Variant("control: wrong bytes", spoil=True)
-OFFLOADS = {variant.name: variant for variant in (EAGER, LAZY)}
+FAULTS: dict[str, dict[str, Any]] = {
+    "failing": {"fail_chance": 0.1},
+    **{spoil: {"fail_chance": 0.1, "spoil": spoil} for spoil in ("flip", "reuse", "early")},
+}
+OFFLOADS = {variant.name: variant for variant in (EAGER, LAZY)} | {
+    f"{variant.name}-{fault}": replace(variant, name=f"{variant.name}-{fault}", faults=faults, part=3)
+    for fault, faults in FAULTS.items()
+    for variant in (EAGER, LAZY)
+}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -79,7 +92,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--json", type=Path, metavar="FILE", help="written after every engine, without the answers"
     )
     parser.add_argument("--answers", type=int, help="of each engine that are compared")
-    parser.add_argument("--only", default=",".join(OFFLOADS), metavar="NAMES", help="of: eager, lazy")
+    parser.add_argument("--only", default="eager,lazy", metavar="NAMES", help=f"of: {', '.join(OFFLOADS)}")
     parser.add_argument("--verify", choices=["all", "off", "default"], default="all", help="Forebay's setting")
     parser.add_argument("--faults", type=json.loads, metavar="JSON", help="Forebay's inject_faults")
     parser.add_argument("--extra", type=json.loads, default={}, metavar="JSON", help="other settings of Forebay")
@@ -122,6 +135,7 @@ class Bench:
         self.mode: Mode = args.modes[0]
         self.rows: list[dict[str, Any]] = []
         self.limit = 0.0
+        self.cut = False
         self.record: dict[str, Any] = {"about": about(args.commit), "tried": []}
 
     # --- running ------------------------------------------------------------------------------------
@@ -153,7 +167,8 @@ class Bench:
         args = self.args
         offload = None
         if variant.offload:
-            extra = args.extra | ({} if args.faults is None else {"inject_faults": args.faults})
+            faults = variant.faults or args.faults
+            extra = args.extra | ({} if faults is None else {"inject_faults": faults})
             wider = 2 if self.mode.dtype == "float32" and args.device == "cuda" else 1
             offload = forebay(lazy=variant.lazy, extra=extra)(
                 int(args.host_bytes or wider * self.sizes.host_bytes)
@@ -163,7 +178,7 @@ class Bench:
             "offload": offload,
             "verify": None if args.verify == "default" else args.verify,
             "sizes": self.sizes.name,
-            "answers": args.answers,
+            "answers": args.answers // variant.part,
             "order": variant.order,
             "at_once": self.sizes.at_once,
             "chances": variant.chances,
@@ -184,6 +199,7 @@ class Bench:
             on_stage=lambda stage, seconds: self.say(f"{variant.name}: {stage} after {seconds:.1f} s"),
         )
         row = {"variant": variant.name, "offload": variant.offload} | end.record
+        row["faults"] = (variant.faults or args.faults) if variant.offload else None
         row |= {"problem": end.problem, "wall_s": end.wall_s, "tail": end.tail, "spec": spec}
         self.rows.append(row)
         if end.problem:
@@ -213,12 +229,7 @@ class Bench:
         if self.args.device == "cuda":
             args["gpu_memory_utilization"] = 0.4
         if self.args.cuda_graphs and not self.args.compile:
-            captured = [1, 2, 4, *range(8, sizes.at_once + 1, 8)]
-            args["compilation_config"] = {
-                "mode": 0,
-                "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": captured,
-            }
+            args["compilation_config"] = decode_graphs(sizes.at_once)
         if self.args.async_scheduling:
             args["async_scheduling"] = self.args.async_scheduling == "on"
         return args
@@ -239,6 +250,8 @@ class Bench:
 
     def report(self) -> list[str]:
         """Print everything; what is wrong."""
+        if not self.rows:
+            return ["nothing was run"]
         print()
         print_about(self.record["about"] | self.rows[0].get("versions", {}))
         print_about({name: str(value) for name, value in self.rows[0].get("engine", {}).items()})
@@ -252,7 +265,7 @@ class Bench:
             spoilt = set(row.get("spoilt", []))
             if spoilt:
                 row["noticed"] = len({each.name for each in found} & spoilt)
-            bad += judge(row, answers=self.args.answers, faults=self.args.faults is not None)
+            bad += judge(row, answers=row["spec"]["answers"])
         print("\n" + "\n".join(table(self.rows)))
         for row in self.rows:
             for each in row["differences"][:5]:
@@ -273,8 +286,8 @@ def mismatches(row: dict[str, Any]) -> int | None:
     return sum(found) if row.get("verifies") and found else None
 
 
-def judge(row: dict[str, Any], *, answers: int, faults: bool) -> list[str]:
-    name, bad = row["variant"], []
+def judge(row: dict[str, Any], *, answers: int) -> list[str]:
+    name, faults, bad = row["variant"], row["faults"], []
     if row["problem"]:
         return [f"{name}: {row['problem']}"]
     if row.get("spoilt"):
@@ -298,6 +311,8 @@ def judge(row: dict[str, Any], *, answers: int, faults: bool) -> list[str]:
             bad.append(f"{name}: {counters['held']} pins or transfers are left")
         if faults and not counters.get("load_failures"):
             bad.append(f"{name}: no load failed although faults were injected")
+        if faults and faults.get("spoil") and not mismatches(row):
+            bad.append(f"{name}: bytes went wrong and nobody noticed")
     return bad
 
 
@@ -341,8 +356,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         bench = Bench(args, Path(folder))
         print_about(bench.record["about"])
-        bench.run()
-        sys.exit(1 if bench.report() else 0)
+        try:
+            bench.run()
+        except (KeyboardInterrupt, SystemExit) as error:
+            bench.say(f"cut short: {type(error).__name__}")
+            bench.cut = True
+        sys.exit(1 if bench.report() or bench.cut else 0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forebay.amounts import as_columns, percent
+
 TITLES = {"none": "no offload", "eager": "eager", "lazy": "lazy"}
 
 
@@ -73,24 +75,17 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
         row("", lambda run: TITLES[run.name]),
         row("prefill tokens computed", lambda run: f"{run.computed_tokens:,}"),
         row("tokens loaded from the host", lambda run: f"{run.loaded_tokens:,}"),
-        row("share of prompt tokens cached", lambda run: _percent(run.share_cached)),
+        row("share of prompt tokens cached", lambda run: percent(run.share_cached)),
         row("TTFT p50, first turn", lambda run: _ms(percentile(run.ttft_s(lambda turn: turn == 0), 50))),
         row("TTFT p50, repeat turns", lambda run: _ms(percentile(run.repeat_ttft_s, 50))),
         row("TTFT p99, repeat turns", lambda run: _ms(percentile(run.repeat_ttft_s, 99))),
         row("total time of all chats", lambda run: f"{run.total_s:.1f} s"),
-        row("answers equal", lambda run: "reference" if run is first else _percent(equal_answers(run, first))),
+        row("answers equal", lambda run: "reference" if run is first else percent(equal_answers(run, first))),
     ]
 
 
 def as_text(table: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = []
-    for label, *values in table:
-        cells = [label.ljust(widths[0])]
-        cells += [value.rjust(max(width, 10)) for value, width in zip(values, widths[1:], strict=True)]
-        lines.append("  ".join(cells))
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines)
+    return as_columns(table, least=10)
 
 
 def verdict(runs: Sequence[Run]) -> str:
@@ -104,8 +99,3 @@ def _times(factor: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms"
-
-
-def _percent(share: float) -> str:
-    """Never 100 % unless it is all."""
-    return f"{share:.0%}".replace("%", " %") if share in (0, 1) else f"{min(share, 0.999):.1%}".replace("%", " %")

@@ -15,6 +15,7 @@ from forebay.errors import (
     LayoutError,
     LostLoadError,
     PolicyError,
+    TraceError,
     TransitionError,
     UnknownKeyError,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "Stats",
     "Step",
     "Stored",
+    "TraceError",
     "TransferId",
     "TransitionError",
     "UnknownKeyError",

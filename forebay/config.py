@@ -28,17 +28,21 @@ class Mode(Enum):
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
     capacity_bytes: int
-    """Host memory for blocks on each rank, in bytes or as text such as "64GB" or "60GiB"."""
+    """Host memory for blocks, on each rank. At least one block."""
     mode: Mode = Mode.EAGER
-    """When blocks are stored: "eager" or "lazy"."""
+    """When blocks are stored. `"eager"`: once their tokens are confirmed. `"lazy"`: only when the device pool is
+    about to evict them."""
     eviction_policy: str = "lru"
-    """"lru", "s3fifo", "arc", or "module:Class" of a forebay.policies.Policy."""
+    """Which block leaves a full host pool: `"lru"`, `"s3fifo"`, `"arc"`, or `"module:Class"` of a policy of your
+    own."""
     load_deadline_s: float = 30.0
-    """After this long without every rank's report a load counts as failed and its request computes."""
+    """A load that some rank has not reported after so many seconds counts as failed. Its request computes."""
     wait_deadline_s: float = 2.0
-    """How long a request may wait for blocks that another request is loading or storing just now."""
+    """How long a request may wait for blocks that are being copied for another, or for room on the device. After
+    that it loads or computes on its own. 0: it never waits."""
     store_deadline_s: float = 60.0
-    """After this long without every rank's report a store is given up: nobody waits for it any more."""
+    """A store that some rank has not reported after so many seconds is given up. Nobody waits for it, its blocks
+    may be stored again, and its slots stay its own."""
     min_load_tokens: int = 0
     """Shorter hits are computed instead of loaded."""
 

@@ -6,6 +6,7 @@
     │   ├── CapacityError      the memory asked for does not hold a single block
     │   ├── PolicyError        no such eviction policy, or it is not one
     │   └── LayoutError        groups, block sizes or KV memory that do not fit together
+    ├── TraceError             a trace that cannot be read; the line names the file, its line and what was expected
     ├── LostLoadError          a load failed where the engine cannot compute instead; going on would be wrong
     ├── TransitionError        a transfer was asked to make a move its state machine does not have
     └── InvariantError         check() found the books wrong; always a bug in Forebay or in an adapter
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from os import PathLike, fspath
 from typing import TypeGuard
 
 
@@ -57,6 +59,18 @@ class PolicyError(ConfigError):
 
 class LayoutError(ConfigError):
     """Groups whose sizes do not fit together, or memory in which blocks cannot be told apart."""
+
+
+class TraceError(ForebayError, ValueError):
+    """A file of requests, or a line of one, that is not what a trace has to be."""
+
+    def __init__(self, path: str | PathLike[str], line: int | None, expected: str, got: str) -> None:
+        where = fspath(path) if line is None else f"{fspath(path)}:{line}"
+        super().__init__(f"{where}: expected {expected}, got {got}")
+        self.path = fspath(path)
+        self.line = line
+        self.expected = expected
+        self.got = got
 
 
 class LostLoadError(ForebayError):

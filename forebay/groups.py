@@ -45,7 +45,7 @@ class Group(ABC):
     def __post_init__(self) -> None:
         _check_sizes(self, "tokens_per_block", "context_parallel")
 
-    @property
+    @cached_property
     def span_tokens(self) -> int:
         """Tokens of the prompt that one block stands for."""
         return self.tokens_per_block * self.context_parallel
@@ -192,7 +192,10 @@ class KVLayout:
             )
         for number, (group, group_keys) in enumerate(zip(self.groups, keys, strict=True)):
             hashes_per_block = group.span_tokens // self.tokens_per_hash
-            named_by = hashes[(len(group_keys) + 1) * hashes_per_block - 1 :: hashes_per_block]
+            first = (len(group_keys) + 1) * hashes_per_block - 1
+            if first >= len(hashes):
+                continue
+            named_by = hashes[first::hashes_per_block]
             suffix = group_suffix(number)
             group_keys += cast("list[Key]", [each + suffix for each in named_by] if suffix else named_by)
 

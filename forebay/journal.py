@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from forebay.events import Cleared, Event, Removed, Stored
 from forebay.ids import Key
 from forebay.stats import Stats
 from forebay.transfers import Direction, Late, Report, State, Transfer
-
-logger = logging.getLogger("forebay")
+from forebay.warner import Warner
 
 
 class Journal:
-    def __init__(self, bytes_per_block: int, *, events_on: bool) -> None:
+    def __init__(self, bytes_per_block: int, clock: Callable[[], float], *, events_on: bool) -> None:
         self.stats = Stats()
         self.events_on = events_on
         self._bytes_per_block = bytes_per_block
         self._events: list[Event] = []
-        self._warned: set[str] = set()
+        self._warner = Warner(clock)
 
     # --- events ------------------------------------------------------------------------------------
 
@@ -57,35 +55,29 @@ class Journal:
             case Direction.LOAD, State.FAILED:
                 stats.load_failures += 1
 
+    # --- warnings ----------------------------------------------------------------------------------
+
     def ignored(self, report: Report, why: Late) -> None:
         if why in (Late.UNKNOWN_TRANSFER, Late.UNKNOWN_RANK):
             self.stats.unknown_reports += 1
         else:
             self.stats.late_reports += 1
-        self.warn_once(
-            why.value,
-            f"a report was ignored: {why.value} (transfer {report.transfer_id}, rank {report.rank})",
-        )
+        line = "a report was ignored: %s (transfer %s, rank %s)"
+        self._warner.warn(why.value, line, why.value, report.transfer_id, report.rank)
 
     def mismatch(self, report: Report) -> None:
         self.stats.checksum_mismatches += 1
-        self.warn_once(
-            "mismatch",
-            f"a load was refused: its bytes on rank {report.rank} are not those that were stored under its keys "
-            f"(transfer {report.transfer_id})",
+        line = (
+            "a load was refused: its bytes on rank %s are not those that were stored under its keys (transfer %s)"
         )
+        self._warner.warn("mismatch", line, report.rank, report.transfer_id)
 
     def overdue(self, transfer: Transfer) -> None:
         self.stats.overdue_transfers += 1
-        ranks = ", ".join(map(str, sorted(transfer.waiting_on)))
-        self.warn_once(
-            f"overdue {transfer.direction.value}",
-            f"a {transfer.direction.value} has passed its deadline without a report from rank {ranks}; "
-            f"its memory stays reserved",
-        )
+        direction, ranks = transfer.direction.value, ", ".join(map(str, sorted(transfer.waiting_on)))
+        line = "a %s has passed its deadline without a report from rank %s; its memory stays reserved"
+        self._warner.warn(f"overdue {direction}", line, direction, ranks)
 
-    def warn_once(self, kind: str, message: str) -> None:
-        """A fault that repeats a thousand times a second is counted a thousand times and logged once."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("%s (counted from now on, not logged again)", message)
+    def refused(self, why: object) -> None:
+        self.stats.loads_refused += 1
+        self._warner.warn("refused", "a load was refused and is recomputed: %s", why)

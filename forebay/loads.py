@@ -20,9 +20,10 @@ class RefusedLoadError(Exception):
 
 
 class Loads:
-    def __init__(self, books: Books, stores: Stores) -> None:
+    def __init__(self, books: Books, stores: Stores, engine_reserves: bool) -> None:
         self._books = books
         self._stores = stores
+        self._engine_reserves = engine_reserves
         self._groups = books.layout.groups
         self._wanted: dict[TransferId, Transfer] = {}  # loads that somebody else may wait for
         self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
@@ -178,6 +179,10 @@ class Loads:
     ) -> Callable[[RequestState], bool] | None:
         """Why this request should wait, as a question that can be asked again; None if it should not."""
         copies = found.num_copies
+        if copies > self._books.device.num_free:
+            # The engine finds no room for it, and stops asking. Told to wait, it would ask for the next one that
+            # waits, and so for all of them in every step.
+            return None
         if copies and self._is_crowded(state):
             return self._is_crowded
         if found.sources:
@@ -199,7 +204,7 @@ class Loads:
         """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
         that were promised a load must fit until they run; a single one is always let in. What the request finds
         on the device is not deducted: those blocks may count as free as well."""
-        if not self._reserved:
+        if self._engine_reserves or not self._reserved:
             return False
         nothing = [0] * len(self._groups)
         return self._books.device.num_free < self._lacks(state, nothing) + sum(self._reserved.values())

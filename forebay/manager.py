@@ -30,6 +30,7 @@ from forebay.journal import Journal
 from forebay.loads import Loads, RefusedLoadError
 from forebay.policies import policy_class
 from forebay.pool import HostPool
+from forebay.recording import Recorder
 from forebay.requests import MISS, Answer, RequestState
 from forebay.stats import Stats
 from forebay.stores import Stores
@@ -68,13 +69,17 @@ class OffloadManager:
         ready: int | None = None,
         max_batched_tokens: int = 8192,
         max_requests: int = 1,
+        engine_reserves: bool = False,
         events: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         """`slots` if the adapter has agreed on a number with its ranks, else what capacity_bytes holds. `ready` if
         not all of them can be used yet: see grow().
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
-        lazy stores look."""
+        lazy stores look. `engine_reserves` if the engine itself lets a load in only where all that were let in
+        before it still have the blocks to run in; else the manager sees to that. `recorder` if requests are
+        recorded; the adapter closes it."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")
         if max_batched_tokens < 1:
@@ -92,16 +97,17 @@ class OffloadManager:
             pool=HostPool(slots, policy_class(config.eviction_policy)(slots), ready),
             device=device,
             ledger=Ledger(ranks),
-            journal=Journal(layout.bytes_per_block, events_on=events),
+            journal=Journal(layout.bytes_per_block, clock, events_on=events),
             clock=clock,
             max_batched_tokens=max_batched_tokens,
         )
         self._stores = Stores(self._books, layout.lazy_reach_blocks(max_batched_tokens, max_requests))
-        self._loads = Loads(self._books, self._stores)
+        self._loads = Loads(self._books, self._stores, engine_reserves)
         self._requests: dict[RequestId, RequestState] = {}
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
         self._draining = False
+        self._recorder = recorder
 
     @property
     def pool(self) -> HostPool:
@@ -121,10 +127,7 @@ class OffloadManager:
         """
         if self._draining:
             return MISS
-        state = self._requests.get(request.id)
-        if state is None:
-            state = self._requests[request.id] = RequestState.of(request, self._books.layout)
-        return self._loads.match(state, device_tokens)
+        return self._loads.match(self._state_of(request), device_tokens)
 
     def allocated(
         self,
@@ -139,9 +142,7 @@ class OffloadManager:
         Engines call this for every request, also without an offer, and again when a load has ended.
         """
         books = self._books
-        state = self._requests.get(request.id)
-        if state is None:
-            state = self._requests[request.id] = RequestState.of(request, books.layout)
+        state = self._state_of(request)
         if request.id in self._ends.to_tell or books.ledger.of_request(request.id):
             return True  # called again while it waits
         if not state.table:
@@ -159,8 +160,7 @@ class OffloadManager:
         try:
             transfer = self._loads.claim(state, state.table, device_tokens, loaded_tokens)
         except RefusedLoadError as refusal:
-            books.journal.stats.loads_refused += 1
-            books.journal.warn_once("refused", f"a load was refused and is recomputed: {refusal}")
+            books.journal.refused(refusal)
             state.clear_table()
             self._ends.will_tell(request.id, loaded=False)
             return True
@@ -186,6 +186,8 @@ class OffloadManager:
         state = self._requests.pop(request_id, None)
         if state is None:
             return False
+        if state.recorded is not None and self._recorder is not None:
+            self._recorder.ended(state.recorded, state.request.num_tokens)
         waited = self._ends.leave(state)
         if waited or self._draining:
             return waited  # what it waited for has not arrived: nothing in its blocks is what their keys say
@@ -203,6 +205,14 @@ class OffloadManager:
             if not state.stores:
                 self._stores.refuse(state)
             state.clear_table()
+
+    def _state_of(self, request: Request) -> RequestState:
+        state = self._requests.get(request.id)
+        if state is None:
+            state = self._requests[request.id] = RequestState.of(request, self._books.layout)
+            if self._recorder is not None:
+                state.recorded = self._recorder.arrived(request.num_tokens, request.hashes)
+        return state
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -261,6 +271,16 @@ class OffloadManager:
     def has_pending_stores(self) -> bool:
         """Whether blocks are on their way to the host, or planned to be."""
         return any(transfer.direction is Direction.STORE for transfer in self._books.ledger)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether another step would change nothing, unless the engine has news: no copy is on its way or planned,
+        and everything near eviction is safe. For planners, which need not take steps in which nothing happens."""
+        return not len(self._books.ledger) and not self._ends.to_tell and self._stores.is_settled
+
+    def skip_steps(self, count: int) -> None:
+        """So many steps pass without news, while everything is settled: the same as that many calls of step()."""
+        self._stores.skip_walks(count)
 
     def drain(self) -> bool:
         """Plan nothing new from now on. True once nothing is on its way; keep stepping until then."""

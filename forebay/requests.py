@@ -10,6 +10,7 @@ from forebay.engine import Request
 from forebay.groups import KVLayout
 from forebay.ids import BlockId, Key, Slot
 from forebay.matching import Match
+from forebay.recording import Recorded
 
 
 class Hit(NamedTuple):
@@ -59,6 +60,7 @@ class RequestState:
     waited_enough: bool = False
     computes: bool = False  # a load failed it: it is not promised anything again
     stores: bool = True
+    recorded: Recorded | None = None
 
     @classmethod
     def of(cls, request: Request, layout: KVLayout) -> RequestState:

@@ -33,6 +33,7 @@ class Stores:
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
         self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
+        self._unsafe = 0  # blocks that the last walk found unsafe
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
         """Plan the blocks of a running request that have become storable. Returns whether there were any."""
@@ -145,7 +146,7 @@ class Stores:
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches."""
         books = self._books
-        self._load_demand = max(self._sum_asked(), self._load_demand - ceil(self._load_demand / 64))  # it fades
+        self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
         target = self._target + self._load_demand
         on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
         blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
@@ -154,6 +155,10 @@ class Stores:
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
         waiting.pop(None, None)
         wanted = cast("list[Key]", list(waiting))
+        # No more than the host has slots: or what goes first would make way for what goes later, and in the next
+        # walk the other way round, without end.
+        beyond = max(0, len(wanted) - books.pool.ready)
+        del wanted[:beyond]
         todo = books.pool.missing(wanted)
         if self._refused:
             todo = [i for i in todo if wanted[i] not in self._refused]
@@ -165,15 +170,30 @@ class Stores:
             todo = todo[max(0, len(todo) - most) :]
         if todo:
             self._store_evictions(wanted, waiting, todo)
-        self._ahead = len(blocks) - unsafe
+        self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe
         self._asked.clear()
         self._walk_is_due = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether another walk would find nothing to do, as long as the device's order is what it was."""
+        return self._books.config.mode is Mode.EAGER or not (self._unsafe or self._asked or self._walk_is_due)
+
+    def skip_walks(self, count: int) -> None:
+        """So many walks over an order that is as the last one left it: each looks less far than the one before."""
+        for _ in range(count):
+            if not self._load_demand:
+                return
+            self._load_demand = _faded(self._load_demand)
+            self._ahead = min(self._ahead, self._target + self._load_demand)
 
     def _store_evictions(
         self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]
     ) -> None:
         """Plan as many as there is room for, those that go first before the others."""
         keep = {above for i in todo if (above := self._ancestry.parent(wanted[i])) is not None}
+        if self._books.pool.free < len(todo):
+            keep.update(wanted)  # those of them that are safe already
         room = self._room_for(len(todo), keep)
         todo = todo[len(todo) - room :]
         for chain in self._chains([wanted[i] for i in todo]):
@@ -291,6 +311,10 @@ class Stores:
             group = layout.group_of(key)
             yield Stored([key], above, (), layout.groups[group].span_tokens, group)
             above = key
+
+
+def _faded(load_demand: int) -> int:
+    return load_demand - ceil(load_demand / 64)
 
 
 def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

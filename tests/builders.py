@@ -85,6 +85,7 @@ class Desk:
         ranks: int = 1,
         mode: Mode = Mode.EAGER,
         max_batched_tokens: int = 64,
+        engine_reserves: bool = False,
         **settings: Any,
     ) -> None:
         self.layout = layout
@@ -98,6 +99,7 @@ class Desk:
             ranks=ranks,
             ready=ready,
             max_batched_tokens=max_batched_tokens,
+            engine_reserves=engine_reserves,
             events=True,
             clock=self.clock,
         )

@@ -50,8 +50,15 @@ def test_version_is_the_one_in_pyproject() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        *("forebay", "forebay.cli", "forebay.cli.config", "forebay.cli.doctor", "forebay.cli.top"),
-        *("forebay.copier", "forebay.copier.memory", "forebay.settings", "forebay.testing"),
+        *("forebay", "forebay.cli", "forebay.cli.config", "forebay.cli.doctor", "forebay.copier"),
+        *(
+            "forebay.copier.memory",
+            "forebay.settings",
+            "forebay.testing",
+            "forebay.cli.plan",
+            "forebay.cli.generate",
+            "forebay.cli.top",
+        ),
     ],
 )
 def test_importing_loads_no_heavy_module(module: str) -> None:

@@ -249,6 +249,33 @@ def test_a_miss_given_for_want_of_room_is_not_kept_when_there_is_room() -> None:
     assert tokens_of(desk.manager.match(second, 0)) == 32
 
 
+def test_where_the_engine_reserves_room_itself_nobody_waits_for_it() -> None:
+    desk = Desk(num_blocks=21, max_batched_tokens=16, engine_reserves=True)
+    for family in range(2):
+        desk.store(prompt(32, family))
+    desk.device.reset()
+    first, second = (desk.request([*prompt(32, family), *prompt(20, 5)]) for family in range(2))
+    assert tokens_of(desk.manager.match(first, 0)) == 32
+    desk.manager.allocated(first, desk.blocks_for(32), 0, 32)
+    desk.step()
+    assert tokens_of(desk.manager.match(second, 0)) == 32
+
+
+def test_a_load_that_the_device_has_no_room_for_does_not_make_the_engine_ask_for_the_next() -> None:
+    """vLLM goes on to the next request where one is told to wait, and stops where it finds no room."""
+    desk = Desk(num_blocks=21, max_batched_tokens=16)
+    for family in range(2):
+        desk.store(prompt(32, family))
+    desk.device.reset()
+    first, second = (desk.request([*prompt(32, family), *prompt(20, 5)]) for family in range(2))
+    assert tokens_of(desk.manager.match(first, 0)) == 32
+    desk.manager.allocated(first, desk.blocks_for(32), 0, 32)
+    desk.step()
+    desk.blocks_for(20)  # somebody else's, which leaves 7 of 20 blocks where 8 are to be loaded
+    assert tokens_of(desk.manager.match(second, 0)) == 32
+    assert desk.manager.stats.not_yet_answers == 0
+
+
 # --- what comes late ----------------------------------------------------------------------------------------
 
 
@@ -345,6 +372,48 @@ def test_a_block_that_a_window_dropped_is_stored_from_where_the_device_still_has
     desk.device.free([dropped])
     [store] = desk.step(Progress(request.id, 16)).stores
     assert dropped in store.blocks
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 9])
+def test_lazy_stores_come_to_an_end_where_the_host_is_small(slots: int) -> None:
+    """With fewer slots than blocks near eviction these used to push each other out, in every step, for ever."""
+    engine = make_engine(mode=Mode.LAZY, slots=slots, num_blocks=40)
+    for family in range(12):
+        engine.submit(prompt(21, family))
+        engine.run(max_steps=100)
+    assert engine.manager.pool.cached == slots
+    assert not any(engine.manager.step([]).stores for _ in range(5))
+    _, keys = engine.device.next_evictions(40)
+    first_to_go = [key for key in keys if key is not None][:slots]
+    assert first_to_go[0] in engine.manager.pool
+    # One may be a head that is no longer among them, but whose tail is.
+    assert len(set(first_to_go) - set(engine.manager.pool.index())) <= 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 70, 1000])
+def test_skipped_steps_are_steps_without_news(count: int) -> None:
+    """Two engines go the same way; one takes its idle steps, the other skips them. Both go on alike."""
+    engines = [make_engine(mode=Mode.LAZY, num_blocks=30, slots=100, max_batched_tokens=8) for _ in range(2)]
+    for engine in engines:
+        for family in range(4):
+            engine.submit(prompt(60, family))
+            engine.run()
+        engine.submit(prompt(64, 0))
+        engine.run()
+        assert engine.manager.stats.loaded_blocks
+        engine.step()
+        assert engine.manager.is_settled
+    stepping, skipping = engines
+    for _ in range(count):
+        stepping.step()
+    skipping.manager.skip_steps(count)
+    for family in (9, 10, 0, 1):
+        for engine in engines:
+            engine.submit(prompt(40, family))
+            engine.run()
+        assert stepping.manager.stats.not_yet_answers == skipping.manager.stats.not_yet_answers
+        assert stepping.manager.stats.stored_blocks == skipping.manager.stats.stored_blocks
+        assert stepping.device._queue == skipping.device._queue
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "arc"])

@@ -30,8 +30,10 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def snippets(page: Path) -> list[str]:
-    return [textwrap.dedent(code) for _, language, code in FENCE.findall(page.read_text()) if language == "python"]
+def snippets(page: Path, *, served: bool = False) -> list[str]:
+    """`served`: those that ask a server, which `tests/vllm/test_commands.py` starts."""
+    code = [textwrap.dedent(code) for _, language, code in FENCE.findall(page.read_text()) if language == "python"]
+    return [each for each in code if ("localhost:8000" in each) is served]
 
 
 def commands(page: Path) -> list[str]:
@@ -143,6 +145,8 @@ def cells(page: str, heading: str) -> dict[str, list[str]]:
 def default_of(field: Field[object]) -> str:
     if field.default is MISSING:
         return "required"
+    if field.default is None:
+        return "none"
     default = field.default.value if isinstance(field.default, Enum) else field.default
     return f"`{json.dumps(default)}`"
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from forebay import __version__
-from forebay.errors import ConfigError
+from forebay.cli.arguments import between, whole
+from forebay.cli.plan_options import GENERATE, PLAN, add_generate, add_plan
+from forebay.errors import ConfigError, ForebayError
 
 _USAGE_EXIT = 2
-_LEAST_INTERVAL_S, _MOST_INTERVAL_S = 0.2, 3600.0
 
 _CONFIG = """\
 Prints the JSON for vLLM's --kv-transfer-config, in one line. What it means goes to standard error.
@@ -55,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("--mode", choices=("eager", "lazy"), help="when blocks are stored (default: eager)")
     config.add_argument("--policy", metavar="NAME", help="lru, s3fifo, arc or module:Class (default: lru)")
     config.add_argument("--verify", choices=("all", "sampled", "off"), help="which loads (default: all)")
-    config.add_argument("--ranks", metavar="N", type=_ranks, help="also say what each of N ranks gets")
+    config.add_argument("--ranks", metavar="N", type=whole(1), help="also say what each of N ranks gets")
     config.add_argument("--model", metavar="DIR", help="also say how many tokens of this model fit")
     config.add_argument("--check", metavar="FILE", help="say what is wrong with this file; - is standard input")
 
@@ -69,28 +71,18 @@ def _parser() -> argparse.ArgumentParser:
     top = command("top", "watch servers that run Forebay", _TOP)
     top.add_argument("url", metavar="URL", nargs="+", help="a server, such as http://localhost:8000")
     top.add_argument(
-        "--interval", metavar="SECONDS", type=_interval, default=2.0, help="between two scrapes (default: 2)"
+        "--interval",
+        metavar="SECONDS",
+        type=between(0.2, 3600, "seconds"),
+        default=2.0,
+        help="between two scrapes (default: 2)",
     )
     top.add_argument("--once", action="store_true", help="print what two scrapes say, and end")
     top.add_argument("--json", action="store_true", help="the same for scripts")
+
+    add_plan(command("plan", "say how much host memory is worth giving, from a trace", PLAN))
+    add_generate(command("generate", "make a trace of chats, agents or shared prefixes", GENERATE))
     return parser
-
-
-def _ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
-    return int(text)
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _LEAST_INTERVAL_S <= seconds <= _MOST_INTERVAL_S:
-        allowed = f"{_LEAST_INTERVAL_S:g} to {_MOST_INTERVAL_S:g} seconds"
-        raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
-    return seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,13 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from forebay.cli.config import run
     elif options.command == "top":
         from forebay.cli.top import run
-    else:
+    elif options.command == "doctor":
         from forebay.cli.doctor import run
+    elif options.command == "plan":
+        from forebay.cli.plan import run
+    else:
+        from forebay.cli.generate import run
     try:
         return run(options)
-    except ConfigError as error:
+    except ForebayError as error:
         print(f"forebay {options.command}: {error}", file=sys.stderr)
-        return _USAGE_EXIT
+        return _USAGE_EXIT if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print(f"forebay {options.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # who reads has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
         return 0

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from forebay.amounts import shown
 from forebay.cli import kinds, transfer
 from forebay.cli.findings import Severity, as_text, worst
-from forebay.cli.sizes import Memory, kv_bytes_per_token, shown
+from forebay.cli.sizes import Memory
 from forebay.copier.memory import Limit, memory_limits
 from forebay.errors import ConfigError
+from forebay.plan.models import kv_bytes_per_token
 from forebay.settings import CONNECTOR, DEFAULT_BYTES, MODULE_PATH, WHERE, ConnectorSettings
 
 

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from forebay.amounts import shown, typed
 from forebay.cli import kinds, transfer
 from forebay.cli.findings import Finding, Severity, as_json, as_text, worst
 from forebay.cli.machine import Machine, read_machine
-from forebay.cli.sizes import Memory, kv_bytes_per_token, shown, typed
+from forebay.cli.sizes import Memory
 from forebay.cli.transfer import Given
 from forebay.copier.memory import MACHINE
 from forebay.errors import is_whole
+from forebay.plan.models import kv_bytes_per_token
 from forebay.settings import DEFAULT_BYTES, NEWEST_VLLM, OLDEST_VLLM
 
 _TOKENS_PER_BLOCK = 16  # vLLM's default

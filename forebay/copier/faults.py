@@ -32,19 +32,23 @@ _SPOILED = {Spoil.FLIP: (Direction.STORE,), Spoil.REUSE: (Direction.LOAD,), Spoi
 @dataclass(frozen=True, slots=True)
 class InjectedFaults:
     fail_chance: float = 0.0
-    """Part of the orders that fail and leave garbage where they should have written."""
+    """Part of the transfers that fail. They leave garbage where they should have written: who ignores the failure
+    is found out."""
     spoil: Literal["flip", "reuse", "early"] | None = None
-    """Those orders do not fail. They go wrong in silence, in this way; it is for checksums to notice."""
+    """Those transfers do not fail but go wrong in silence, for checksums to notice. `"flip"`: a bit of a stored
+    slot flips. `"reuse"`: a slot is filled with something else before it is loaded. `"early"`, on GPUs: a copy is
+    reported before it is done."""
     only: Literal["load", "store"] | None = None
-    """Only orders in this direction are touched, and counted by kill_nth."""
+    """`"load"` or `"store"`: only transfers in this direction are touched, and counted by `kill_nth`."""
     delay_polls: int = 0
-    """Reports are held back for so many polls. The bytes are not."""
+    """Reports are held back for so many polls, one a step. The bytes are not."""
     kill_nth: tuple[int, ...] = ()
-    """The copier's thread leaves garbage and dies when it takes the order submitted as the Nth (1, 2, …)."""
+    """The copying thread dies when it takes the transfers with these numbers, counted from 1, as in `[2, 7]`. It
+    leaves garbage."""
     ranks: tuple[int, ...] | None = None
-    """Only these ranks are touched."""
+    """Only these ranks are touched, as in `[1]`."""
     seed: int = 0
-    """Equal seeds give a rank equal faults for equal orders; ranks differ."""
+    """Equal seeds give a rank equal faults for equal transfers; ranks differ."""
 
     def __post_init__(self) -> None:
         chance = self.fail_chance

@@ -33,10 +33,10 @@ _LEAST_STAGING_BYTES = 1 << 20
 
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
-_AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
+_AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 24), (Direction.LOAD, 16))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
-does not stand still while this thread waits. That it waits long is the point: each time it runs, the engine does
-not."""
+does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
+long is the point: each time it runs, the engine does not."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
 
 
@@ -120,17 +120,17 @@ class StagedCopier(ThreadedCopier):
     def _outcome(self, job: Job, flight: Flight) -> Outcome:
         if flight.error is not None:
             if not job.fate.fails:
-                self._warn_once("failed", "transfer %d could not be copied: %s", job.order.id, flight.error)
+                self._warn("failed", "transfer %d could not be copied: %s", job.order.id, flight.error)
             return Outcome.FAILED
         differ = self._gpu.told(flight.ticket)
         if differ is None:
             # The event says that it is done, but the last thing it does has not happened. Whatever the reason, it
             # must have ended before its memory is used for something else.
-            self._warn_once("early", "transfer %d was reported before it was done", job.order.id)
+            self._warn("early", "transfer %d was reported before it was done", job.order.id)
             self._stagers[flight.direction].synchronize()
             return Outcome.MISMATCH
         if differ:
-            self._warn_once(
+            self._warn(
                 "mismatch",
                 "transfer %d: %d of %d blocks are not what was stored; they are computed again",
                 job.order.id,
@@ -147,14 +147,14 @@ class StagedCopier(ThreadedCopier):
             try:
                 stager.synchronize()
             except Exception as error:  # noqa: BLE001 - the device or its driver may be gone
-                self._warn_once("synchronize", "the device does not answer: %r", error)
+                self._warn("synchronize", "the device does not answer: %r", error)
 
     def _release(self) -> None:
         self._pages.close()
         try:
             self._gpu.release()
         except Exception as error:  # noqa: BLE001 - a process that ends may have lost its driver before
-            self._warn_once("release", "the device's memory could not be given back: %r", error)
+            self._warn("release", "the device's memory could not be given back: %r", error)
 
     def _bury(self) -> None:
         super()._bury()
@@ -207,7 +207,7 @@ class StagedCopier(ThreadedCopier):
     def _is_refused(self, job: Job) -> bool:
         fault = fault_of(job.order, self._gpu.num_blocks, self._pages.ready)
         if fault is not None:
-            self._warn_once("refused", "transfer %d was refused: %s", job.order.id, fault)
+            self._warn("refused", "transfer %d was refused: %s", job.order.id, fault)
             self._ended.append((job, Outcome.FAILED))
         return fault is not None
 

@@ -16,6 +16,7 @@ from forebay.copier.streams import Event
 from forebay.errors import ensure
 from forebay.ids import Rank
 from forebay.transfers import CopyOrder, Direction, Outcome, Report
+from forebay.warner import Warner
 
 logger = logging.getLogger("forebay")
 
@@ -82,7 +83,7 @@ class ThreadedCopier(ABC):
         self._jobs: Jobs = PriorityQueue()
         self._ended: deque[tuple[Job, Outcome]] = deque()
         self._cause_of_death = "unknown cause"
-        self._warned: set[str] = set()
+        self._warner = Warner()
 
     def _begin(self) -> None:
         """Called at the end of a constructor."""
@@ -168,12 +169,8 @@ class ThreadedCopier(ABC):
 
     def _bury(self) -> None:
         """The thread is dead, so nobody will touch the memory of what it left behind."""
-        logger.warning(
-            "rank %d: the copying thread died (%s); orders failed with it: %d",
-            self.rank,
-            self._cause_of_death,
-            len(self._unsettled),
-        )
+        line = "the copying thread died (%s); orders failed with it: %d"
+        self._warn("died", line, self._cause_of_death, len(self._unsettled))
         for job in list(self._unsettled.values()):
             self._settle(job, Outcome.FAILED)
 
@@ -197,8 +194,6 @@ class ThreadedCopier(ABC):
             # The text only: the error itself would keep alive all memory that was in use.
             self._cause_of_death = repr(error)
 
-    def _warn_once(self, kind: str, message: str, *values: object, exc_info: bool = False) -> None:
-        """What fails once may fail in every step: it is logged once."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning(f"rank %d: {message} (not logged again)", self.rank, *values, exc_info=exc_info)
+    def _warn(self, kind: str, message: str, *values: object, exc_info: bool = False) -> None:
+        """What fails once may fail in every step. From any thread."""
+        self._warner.warn(kind, f"rank %d: {message}", self.rank, *values, exc_info=exc_info)

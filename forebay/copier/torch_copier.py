@@ -78,7 +78,7 @@ class TorchCopier(ThreadedCopier):
             if fate.kills:
                 raise SystemExit("injected")
             if fault is not None:
-                self._warn_once("refused", "transfer %d was refused: %s", order.id, fault)
+                self._warn("refused", "transfer %d was refused: %s", order.id, fault)
             if fault is not None or fate.fails:
                 return Outcome.FAILED
             if fate.spoils is Spoil.REUSE and order.keys:
@@ -87,11 +87,11 @@ class TorchCopier(ThreadedCopier):
             if fate.spoils is Spoil.FLIP and order.slots:
                 self._arena.memory[order.slots[0], 0] ^= 1
         except Exception as error:  # noqa: BLE001 - every order ends in a report
-            self._warn_once(type(error).__name__, "transfer %d could not be copied", order.id, exc_info=True)
+            self._warn(type(error).__name__, "transfer %d could not be copied", order.id, exc_info=True)
             return Outcome.FAILED
         if wrong:
             text = "transfer %d found other bytes than were stored in slots %s"
-            self._warn_once("mismatch", text, order.id, wrong)
+            self._warn("mismatch", text, order.id, wrong)
         return Outcome.MISMATCH if wrong else Outcome.DONE
 
     def _copy(self, order: CopyOrder) -> list[int]:

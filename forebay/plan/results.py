@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,15 @@ class Curve:
     """Asked for in all."""
     distinct_blocks: int
     """An estimate if sampled."""
+
+    def share_at(self, blocks: int) -> float:
+        """What a cache of this size finds. Between two sizes of the curve it is that of the smaller."""
+        number = bisect_right(self.sizes, blocks)
+        return self.hit_share[number - 1] if number else 0.0
+
+    def size_for(self, share: float) -> int | None:
+        """The smallest size that finds so much; None if none does."""
+        return next((size for size, found in zip(self.sizes, self.hit_share, strict=True) if found >= share), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Replay:
     """At the end."""
     moments: Sequence[Moment] = field(default=())
     speed: Speed | None = None
+    refused: int = 0
+    """Of the requests: longer than the device. Their tokens are not counted."""
 
     @property
     def computed_tokens(self) -> int:

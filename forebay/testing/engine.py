@@ -20,6 +20,7 @@ from forebay.errors import ensure
 from forebay.groups import KVLayout
 from forebay.ids import BlockId, Key, Rank, RequestId, Slot
 from forebay.manager import OffloadManager
+from forebay.recording import Recorder
 from forebay.requests import NotYet
 from forebay.testing.copier import ByteCopier, Memory
 from forebay.testing.device import NULL, TinyDevicePool
@@ -40,6 +41,7 @@ class TinyEngine:
         max_running: int = 8,
         events: bool = True,
         seed: int = 0,
+        recorder: Recorder | None = None,
     ) -> None:
         self.layout = layout
         self.clock = ManualClock()
@@ -56,6 +58,7 @@ class TinyEngine:
             max_requests=max_running,
             events=events,
             clock=self.clock,
+            recorder=recorder,
         )
         size, pool = layout.bytes_per_block, self.manager.pool
         self.copiers = [

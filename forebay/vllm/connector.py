@@ -77,16 +77,10 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             settings.capacity_bytes,
             config.is_lazy,
             settings=settings,
+            record_trace=config.record_trace,
+            record_trace_bytes=config.record_trace_bytes,
         )
-        logger.info(
-            "forebay: %d slots, %.2f GB on each of %d ranks, %s, %s, verify %s",
-            self.scheduler_manager.num_cpu_blocks,
-            settings.capacity_bytes / 1e9,
-            ranks,
-            settings.mode.value,
-            settings.eviction_policy,
-            config.verify.value,
-        )
+        logger.info("forebay: %s", config.summary(self.scheduler_manager.num_cpu_blocks, ranks))
         if self._kv_transfer_config.kv_load_failure_policy != "recompute":
             logger.warning(
                 "forebay: kv_load_failure_policy is %r: a request whose load fails ends with an error; "
@@ -254,5 +248,7 @@ class SimpleCPUOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def shutdown(self) -> None:
+        if self.scheduler_manager is not None:
+            self.scheduler_manager.shutdown()
         if self.worker_handler is not None:
             self.worker_handler.shutdown()

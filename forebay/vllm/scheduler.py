@@ -7,6 +7,7 @@ a reset, an abort), it sends a Verdict with the next step, and every rank repeat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -29,6 +30,8 @@ from forebay.groups import ChunkedLocal, Group, Recurrent, SlidingWindow, host_s
 from forebay.ids import BlockId, Rank, RequestId, TransferId
 from forebay.manager import OffloadManager, Step
 from forebay.pool import HostPool
+from forebay.recording import Recorder
+from forebay.recording.recorder import DEFAULT_BYTES as DEFAULT_RECORDING_BYTES
 from forebay.requests import NotYet
 from forebay.transfers import Outcome, Report
 from forebay.vllm import compat
@@ -40,6 +43,9 @@ from forebay.vllm.request import EngineRequest
 from forebay.vllm.stats import AdapterView, ForebayStats, StatsTaker
 
 logger = init_logger("vllm.forebay")
+
+_IDLE_S = 0.0002
+"""Next to nothing for who waits for a copy, and enough for another thread to begin."""
 
 
 class CpuBlockPool:
@@ -66,9 +72,11 @@ class SimpleCPUOffloadScheduler:
         scheduler_block_size: int | None = None,
         hash_block_size: int | None = None,
         settings: OffloadConfig | None = None,
+        record_trace: str | None = None,
+        record_trace_bytes: int = DEFAULT_RECORDING_BYTES,
     ) -> None:
         """`cpu_capacity_bytes` is for one rank. `settings` has what vLLM's own class does not; its capacity and
-        mode are those given here."""
+        mode are those given here. `record_trace` is the folder to record requests in."""
         if not isinstance(lazy_offload, bool):
             raise TypeError(
                 f"lazy_offload: expected True or False, got {lazy_offload!r}; block sizes go by keyword"
@@ -101,6 +109,10 @@ class SimpleCPUOffloadScheduler:
         self._ready: dict[int, int] = {}  # by rank that has said so: slots that can be used by now
         self._counts_on_ranks = compat.has_device_memory(vllm_config)
         self._slot_bytes = self._layout.kv.bytes_per_block * self._ranks  # until they tell
+        self._recorder: Recorder | None = None
+        if record_trace is not None:
+            self._recorder = Recorder(record_trace, self.hash_block_size, max_bytes=record_trace_bytes)
+            logger.info("forebay: requests are recorded in %s, as keys and times", record_trace)
         self._set_slots(slots)
 
     def _set_slots(self, slots: int) -> None:
@@ -141,7 +153,9 @@ class SimpleCPUOffloadScheduler:
             ready=self._num_ready(),
             max_batched_tokens=self.vllm_config.scheduler_config.max_num_batched_tokens,
             max_requests=self.vllm_config.scheduler_config.max_num_seqs,
+            engine_reserves=True,  # what prefills and loads on their way will still need: vLLM since 0.26
             events=self._events_on,
+            recorder=self._recorder,
         )
         self.cpu_block_pool = CpuBlockPool(self.manager.pool)
         self._translator = EventTranslator(self._layout, self.kv_cache_config)
@@ -258,6 +272,10 @@ class SimpleCPUOffloadScheduler:
             self._settle((), set())  # no rank had anything to say, but time has passed
         self._reported = False
         step, self._planned = self._planned or self._plan(scheduler_output), None
+        if self._ranks_left and not (scheduler_output.total_num_scheduled_tokens or step.loads or step.stores):
+            # The engine has nothing to do but ask again. Where the copier's thread is in the same process, that
+            # would be thousands of times, each time with the interpreter that this thread needs to get on.
+            time.sleep(_IDLE_S)
         for order, request_id in zip(step.loads, step.waiting, strict=True):
             self._loading[request_id] = order.id
         for order in (*step.loads, *step.stores):
@@ -375,6 +393,10 @@ class SimpleCPUOffloadScheduler:
             self._translator.will_clear(self.manager.take_events(), self.manager.pool.index())
         self.manager.reset()
         return True
+
+    def shutdown(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
 
     def get_stats(self) -> ForebayStats:
         return self._stats.take(self.manager, AdapterView(self._slot_bytes, len(self._loading), self._ranks))

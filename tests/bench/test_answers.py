@@ -112,6 +112,7 @@ def row(**changes: Any) -> dict[str, Any]:
         {
             "variant": "eager",
             "offload": True,
+            "faults": None,
             "problem": None,
             "compared": 100,
             "differ": 0,
@@ -131,8 +132,8 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_good_run_has_nothing_wrong() -> None:
-    assert judge(row(), answers=100, faults=False) == []
-    assert judge(row(differ=3), answers=100, faults=False) == []  # close calls
+    assert judge(row(), answers=100) == []
+    assert judge(row(differ=3), answers=100) == []  # close calls
 
 
 @pytest.mark.parametrize(
@@ -150,12 +151,22 @@ def test_a_good_run_has_nothing_wrong() -> None:
     ],
 )
 def test_what_is_wrong_is_said(changes: dict[str, Any], says: str) -> None:
-    assert judge(row(**changes), answers=100, faults=False) == [says]
+    assert judge(row(**changes), answers=100) == [says]
 
 
 def test_with_injected_faults_loads_have_to_fail() -> None:
-    assert judge(row(), answers=100, faults=True) == ["eager: no load failed although faults were injected"]
-    assert judge(row(counters={"load_failures": 1, "mismatched_blocks": 1}), answers=100, faults=True) == []
+    failing = {"fail_chance": 0.1}
+    assert judge(row(faults=failing), answers=100) == ["eager: no load failed although faults were injected"]
+    failed = {"load_failures": 1, "mismatched_blocks": 1}
+    assert judge(row(faults=failing, counters=failed), answers=100) == []
+
+
+def test_bytes_that_go_wrong_in_silence_have_to_be_noticed() -> None:
+    flipping = {"fail_chance": 0.1, "spoil": "flip"}
+    says = ["eager: bytes went wrong and nobody noticed"]
+    assert judge(row(faults=flipping, counters={"load_failures": 1}), answers=100) == says
+    noticed = {"load_failures": 1, "mismatched_blocks": 1}
+    assert judge(row(faults=flipping, counters=noticed), answers=100) == []
 
 
 def test_mismatches_are_not_none_where_nothing_is_proven() -> None:

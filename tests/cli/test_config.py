@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from forebay.cli.sizes import Memory, kv_bytes_per_token, shown, typed
+from forebay.amounts import shown, typed
+from forebay.cli.sizes import Memory
 from forebay.copier.memory import MACHINE, Limit
 from forebay.errors import ConfigError
+from forebay.plan.models import kv_bytes_per_token
 from forebay.settings import ConnectorSettings
 from tests.cli.builders import GB, ROOT, forebay, right
 

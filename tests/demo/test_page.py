@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import re
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 
 from demo.page import chart, page
 from tests.demo.builders import make_run, make_runs
+from tests.pages import assert_every_element_is_closed, assert_nothing_is_fetched
 
 
 def text() -> str:
@@ -15,28 +14,11 @@ def text() -> str:
 
 
 def test_nothing_is_fetched() -> None:
-    html = text()
-    assert not re.search(r"https?:|//|url\(|@import|<script|<link|<img|<iframe|\bsrc=|\bhref=", html)
+    assert_nothing_is_fetched(text())
 
 
 def test_every_element_is_closed() -> None:
-    class Checker(HTMLParser):
-        open: list[str]
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            if tag != "meta":
-                self.open.append(tag)
-
-        def handle_endtag(self, tag: str) -> None:
-            assert self.open.pop() == tag
-
-        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            pass
-
-    checker = Checker()
-    checker.open = []
-    checker.feed(text())
-    assert checker.open == []
+    assert_every_element_is_closed(text())
 
 
 def test_it_says_what_was_measured_for_light_and_dark_and_for_small_screens() -> None:

@@ -176,6 +176,7 @@ class Hand:
             for each in running
         ]
         planned.num_scheduled_tokens = {each.request_id: 1 for each in running}
+        planned.total_num_scheduled_tokens = len(running)
         if confirmed:
             for each in running:
                 each.num_computed_tokens = each.num_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ def test_defaults_are_those_that_count() -> None:
             assert ConnectorConfig.parse({key: json.loads(default.strip("`"))}) == ConnectorConfig.parse({}), key
     assert {key for key, (default, *_) in SETTINGS.items() if default == "none"} == {
         "cpu_bytes_to_use_per_rank",
+        "record_trace",
         "inject_faults",
     }
 
@@ -88,3 +90,25 @@ def test_releases_and_tries_are_those_of_the_code() -> None:
         text = " ".join((ROOT / page).read_text().split())
         assert f"tried up to {worker._TRIES} times" in text, page
     assert f"written for vLLM {oldest} to {newest}" in " ".join((ROOT / "README.md").read_text().split())
+
+
+@pytest.mark.parametrize("heading", ["From vLLM's SimpleCPUOffloadConnector", "From vLLM's OffloadingConnector"])
+def test_settings_of_vllm_that_migration_names_are_read_by_vllm(heading: str) -> None:
+    import vllm
+
+    package = Path(vllm.__file__).parent
+    connectors = package / "distributed" / "kv_transfer" / "kv_connector" / "v1"
+    files = [
+        *(package / "v1" / "kv_offload").rglob("*.py"),
+        *connectors.glob("offloading*/*.py"),
+        connectors / "simple_cpu_offload_connector.py",
+        package / "config" / "kv_transfer.py",
+    ]
+    code = "\n".join(file.read_text() for file in files)
+    page = (ROOT / "docs" / "migration.md").read_text()
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    names = [name for cell in cells for name in re.findall(r"`([a-z]+(?:_[a-z]+)+)`", cell)]
+    assert len(names) >= 8
+    for name in names:
+        assert f'"{name}"' in code or f"\n    {name}:" in code, name

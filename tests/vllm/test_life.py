@@ -72,6 +72,34 @@ def test_lazy_mode_loses_nothing_under_load(family: Family) -> None:
 
 
 @pytest.mark.compat
+def test_requests_that_wait_for_a_full_device_are_not_all_asked_in_every_step() -> None:
+    """Forty chats come back at once to a device that holds five. One that is told to wait is passed over for the
+    next, so that all forty would be asked about in every step; without offload vLLM stops at the first."""
+    asked = prompts(40, 200)
+    with Engine(LLAMA, EAGER, num_gpu_blocks_override=40, max_num_seqs=64) as engine:
+        engine.generate(asked)
+        engine.settle()
+        lookups, steps = 0, 0
+        match = engine.connector.get_num_new_matched_tokens
+
+        def count(*args: Any) -> Any:
+            nonlocal lookups
+            lookups += 1
+            return match(*args)
+
+        with mock.patch.object(engine.connector, "get_num_new_matched_tokens", count):
+            for each in asked:
+                engine.submit(each)
+            while engine.scheduler.has_unfinished_requests():
+                engine.step()
+                steps += 1
+        assert engine.manager.stats.loaded_blocks > 100
+        assert steps > 50
+        assert lookups < 3 * steps
+        nothing_is_left(engine)
+
+
+@pytest.mark.compat
 @pytest.mark.parametrize("offload", [EAGER, LAZY], ids=["eager", "lazy"])
 @pytest.mark.parametrize(("family", "blocks"), [(LLAMA, 34), (GEMMA2, 70)], ids=str)
 def test_preemption_under_pressure(family: Family, blocks: int, offload: dict[str, Any]) -> None:

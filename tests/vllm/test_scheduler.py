@@ -60,6 +60,32 @@ def test_a_prompt_is_stored_found_again_and_loaded(name: str) -> None:
     assert all(block.ref_cnt == 0 for block in hand.pool.blocks[1:])
 
 
+def test_an_engine_that_only_waits_for_copies_leaves_the_interpreter_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`LLM` in one process steps as fast as it can while a request waits for its load. A load of 35 blocks took a
+    thousand steps, most of the time without the thread that copies."""
+    slept: list[float] = []
+    monkeypatch.setattr("forebay.vllm.scheduler.time.sleep", slept.append)
+    hand = Hand("forebay", [full()])
+    hand.keep(hand.request("first", range(8 * BLOCK)))
+    other = hand.request("other", range(1000, 1010))
+    hand.admit(other)
+    second = hand.request("second", range(8 * BLOCK))
+    assert hand.scheduler.get_num_new_matched_tokens(second, 0) == (7 * BLOCK, True)
+    hand.admit(second, 7 * BLOCK)
+    slept.clear()
+    hand.step()
+    assert slept == [], "there is an order to be given"
+    hand.step(other)
+    assert slept == [], "there is something to compute"
+    hand.step()
+    assert len(slept) == 1
+    hand.loaded(second)
+    hand.step()
+    assert len(slept) == 1, "nothing is on its way"
+
+
 @BOTH
 def test_a_request_that_ends_with_its_last_block_is_stored_whole(name: str) -> None:
     hand = Hand(name, [full()])

@@ -150,6 +150,17 @@ def test_counters_are_in_the_log(servers: Pair) -> None:
     assert not servers.plain.lines(text)
 
 
+def test_the_log_has_a_line_at_start_and_none_for_a_request(servers: Pair) -> None:
+    Client(servers.forebay).complete("once more " * 40)
+    # The statistics, which vLLM logs by itself, and what it was started with aside.
+    said = [line.partition("forebay: ")[2] for line in servers.forebay.lines("forebay: ")]
+    assert said == [
+        "rank 0 has 512 slots of 131072 bytes (0.07 GB)",
+        "slots=512 bytes_per_rank=67108864 ranks=1 mode=eager policy=lru verify=all layout=engine",
+    ]
+    assert not [line for line in servers.forebay.lines("forebay") if "WARNING" in line or "ERROR" in line]
+
+
 def _warnings(server: Server) -> list[str]:
     return [line for line in server.lines("kv_load_failure_policy") if "WARNING" in line]
 

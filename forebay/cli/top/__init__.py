@@ -31,9 +31,9 @@ def run(options: Namespace) -> int:
         sys.stdout.flush()
         return watch(addresses, options.interval, sys.stdout.fileno(), keys, look)
     columns = max(_LEAST_COLUMNS, shutil.get_terminal_size(_USUAL).columns)
+    if options.once or options.json:
+        return plain.once(addresses, options.interval, look, columns, as_json=options.json)
     try:
-        if options.once or options.json:
-            return plain.once(addresses, options.interval, look, columns, as_json=options.json)
         return plain.lines(addresses, options.interval, look, columns)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # that is how it ends
         return 128 + signal.SIGINT

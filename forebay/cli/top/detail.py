@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
+from forebay.amounts import percent
 from forebay.cli.top import units
 from forebay.cli.top.canvas import Canvas, Ink, cut, width
 from forebay.cli.top.plan import Plan, plan
@@ -105,7 +106,7 @@ class Detail:
             self._y += 1
             return
         capacity = gauges.get("host_capacity_bytes", 0.0)
-        right = units.percent(cached).rjust(7)
+        right = percent(cached).rjust(7)
         if capacity:
             right += f"  {units.size(cached * capacity)} of {units.size(capacity)}".rjust(22)
         room = max(0, canvas.width - _LABEL - 2 - width(right))

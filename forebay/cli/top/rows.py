@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from forebay.amounts import percent
 from forebay.cli.top import units
 from forebay.cli.top.canvas import Ink
 from forebay.cli.top.timeline import Column
@@ -26,7 +27,7 @@ class Row:
     """For a chart; none of a row that has no chart."""
     top: float = 0.0
     """The end of the chart's scale, or 0 if it is to be found."""
-    form: Callable[[float], str] = units.percent
+    form: Callable[[float], str] = percent
     ink: Ink = Ink.CHART
 
 
@@ -43,7 +44,7 @@ def rows(summary: Summary, columns: Sequence[Column], none: str) -> list[Row]:
         now, lately, total = (units.shown(each.quantile(key, 0.99), units.duration, none) for each in spans)
         return Row(label, now, lately, total)
 
-    shares = [units.shown(each.hit_share(), units.percent, none) for each in spans]
+    shares = [units.shown(each.hit_share(), percent, none) for each in spans]
     of_columns = [column.hit_share() for column in columns]
     return [
         Row("hit share", shares[0], shares[1], shares[2], of_columns, 1.0, ink=Ink.GOOD),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from forebay.amounts import percent
 from forebay.cli.top import units
 from forebay.cli.top.canvas import Canvas, Ink, cut, width
 from forebay.cli.top.view import Alarm, ServerView, Summary
@@ -30,8 +31,8 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("pool", 8, 0, lambda of: of.cached, units.percent),
-    _Column("hits", 8, 0, lambda of: of.lately.hit_share(), units.percent),
+    _Column("pool", 8, 0, lambda of: of.cached, percent),
+    _Column("hits", 8, 0, lambda of: of.lately.hit_share(), percent),
     _Column("to host", 11, 56, lambda of: of.now.rate("stored_bytes"), units.bytes_per_second),
     _Column("to device", 11, 56, lambda of: of.now.rate("loaded_bytes"), units.bytes_per_second),
     _Column("evictions", 11, 72, lambda of: of.now.rate("evictions"), units.per_second),

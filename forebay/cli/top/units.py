@@ -46,16 +46,6 @@ def per_second(number: float) -> str:
     return f"{count(number)}/s"
 
 
-def percent(share: float) -> str:
-    """100 % and 0 % are said only of all and of nothing."""
-    shown = f"{100 * share:.1f}"
-    if shown == "100.0":
-        return "100 %" if share >= 1 else "99.9 %"
-    if shown == "0.0":
-        return "0 %" if share <= 0 else "0.1 %"
-    return f"{shown} %"
-
-
 def duration(seconds: float) -> str:
     """A latency."""
     if seconds < 0.9995:

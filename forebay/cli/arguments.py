@@ -1,0 +1,63 @@
+"""Kinds of arguments, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from forebay.errors import ConfigError
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
+
+
+def whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number, at least {least}, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def between(least: float, most: float, unit: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {least:g} to {most:g} {unit}, got {text!r}")
+        return value
+
+    return parse
+
+
+def share(text: str) -> float:
+    """`0.3` or `30%`."""
+    match = _SHARE.fullmatch(text.strip())
+    value = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share such as 30% or 0.3, got {text!r}")
+    return value
+
+
+def check_target(option: str, name: str | None) -> None:
+    """Before anything expensive: whether a file can be written there. Raises ConfigError."""
+    if name is None or name == "-":
+        return
+    target = Path(name)
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise ConfigError(option, name, "a file that can be written")

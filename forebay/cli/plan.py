@@ -1,0 +1,115 @@
+"""`forebay plan`: how much host memory is worth giving, from a trace."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from forebay.cli.arguments import check_target
+from forebay.config import parse_size
+from forebay.errors import ConfigError
+from forebay.plan.document import as_document
+from forebay.plan.models import ModelKV, load_model
+from forebay.plan.page import page
+from forebay.plan.progress import Progress
+from forebay.plan.run import USUAL_MODEL, Wanted, plan
+from forebay.plan.text import as_text
+from forebay.plan.traces import FileTrace, open_trace
+from forebay.policies import policy_class
+
+_TRACES = (".jsonl", ".ndjson", ".gz")
+
+
+def run(options: Namespace) -> int:
+    for option in ("json", "html"):
+        name = getattr(options, option)
+        check_target(f"--{option}", name)
+        if name is not None and name.endswith(_TRACES):  # `plan --json trace.jsonl` would write over the trace
+            raise ConfigError(f"--{option}", name, "a file to be written, not named like a trace")
+    wanted = _wanted(options)
+    trace = open_trace(
+        options.trace,
+        block_tokens=options.block_tokens,
+        tokenizer=options.tokenizer,
+        bytes_per_token=options.bytes_per_token,
+        time_unit=options.time_unit,
+        skip_bad_lines=options.skip_bad_lines,
+    )
+    progress = Progress(sys.stderr, "forebay plan")
+    try:
+        report = plan(trace, wanted, progress.show)
+    finally:
+        progress.clear()
+    _say_what_was_skipped(trace)
+    document = json.dumps(as_document(report), indent=1)
+    if options.json == "-":
+        print(document)
+    else:
+        print(as_text(report))
+    for option, text in (("json", document), ("html", page(report))):
+        if (name := getattr(options, option)) not in (None, "-"):
+            Path(name).write_text(text + "\n")
+            print(f"# {option.upper()}: {name}", file=sys.stderr)
+    return 0
+
+
+def _wanted(options: Namespace) -> Wanted:
+    policies = _listed("--policy", options.policy)
+    for policy in policies:
+        policy_class(policy)  # raises if there is none
+    if (options.prefill_tokens_per_s is None) != (options.bus_gb_per_s is None):
+        raise ConfigError(
+            "--prefill-tokens-per-s", options.prefill_tokens_per_s, "both speeds or none: --bus-gb-per-s"
+        )
+    return Wanted(
+        model=_model(options),
+        model_assumed=options.model is None and options.kv_bytes_per_token is None,
+        device_bytes=None if options.device_memory is None else _size("--device-memory", options.device_memory),
+        device_tokens=options.device_tokens,
+        sizes=()
+        if options.sizes is None
+        else [_size("--sizes", each) for each in _listed("--sizes", options.sizes)],
+        modes=("eager", "lazy") if options.mode == "both" else (options.mode,),
+        policies=policies,
+        target_share=options.target_hit_share,
+        prefill_tokens_per_s=options.prefill_tokens_per_s,
+        bus_bytes_per_s=None if options.bus_gb_per_s is None else options.bus_gb_per_s * 1e9,
+        curve_only=options.curve_only,
+        sample=options.sample or 1.0,
+        processes=options.processes,
+    )
+
+
+def _model(options: Namespace) -> ModelKV:
+    if options.model is not None and options.kv_bytes_per_token is not None:
+        raise ConfigError("--kv-bytes-per-token", options.kv_bytes_per_token, "nothing beside --model")
+    named = options.model or (USUAL_MODEL if options.kv_bytes_per_token is None else None)
+    return load_model(
+        named,
+        tensor_parallel=options.tensor_parallel,
+        cache_dtype=options.cache_dtype,
+        kv_bytes_per_token=options.kv_bytes_per_token,
+    )
+
+
+def _listed(option: str, text: str) -> list[str]:
+    found = [each.strip() for each in text.split(",")]
+    if not all(found):
+        raise ConfigError(option, text, "a list with commas between, and nothing empty")
+    return list(dict.fromkeys(found))
+
+
+def _size(option: str, text: str) -> int:
+    size = parse_size(option, text)
+    if size < 1:
+        raise ConfigError(option, text, "at least one byte")
+    return size
+
+
+def _say_what_was_skipped(trace: FileTrace) -> None:
+    if trace.skipped:
+        print(f"# skipped {trace.skipped:,} bad lines, the first of them:", file=sys.stderr)
+        for reason in trace.reasons:
+            print(f"#   {reason}", file=sys.stderr)
