@@ -182,6 +182,7 @@ METRICS = (
     _of_engine("host_capacity_bytes", "bytes", "bytes of all slots, on all ranks together"),
     _of_engine("host_ready_bytes", "bytes", "of them, those of slots that can be used by now"),
     _of_engine("requests_loading", "requests", "requests that wait for a load"),
+    _of_engine("ranks", "ranks", "ranks of the engine, each of which copies its own part of every block"),
 )
 
 BY_KEY = MappingProxyType({metric.key: metric for metric in METRICS})

@@ -135,6 +135,7 @@ def _left(pattern: str, reason: str) -> Rule:
 _SMALL_BENCH = "python bench/scheduler_cost.py --blocks 64 --repeats 1"
 
 RULES = (
+    _by(r"forebay top(?: .*)?", "tests/cli/test_docs.py::test_every_command_that_asks_a_server_runs"),
     Rule(
         r"forebay .*|vllm serve .*",
         How.BY,

@@ -57,6 +57,7 @@ def test_version_is_the_one_in_pyproject() -> None:
             "forebay.testing",
             "forebay.cli.plan",
             "forebay.cli.generate",
+            "forebay.cli.top",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from forebay import __version__
-from forebay.cli.arguments import whole
+from forebay.cli.arguments import between, whole
 from forebay.cli.plan_options import GENERATE, PLAN, add_generate, add_plan
 from forebay.errors import ConfigError, ForebayError
 
@@ -27,6 +27,13 @@ _DOCTOR = """\
 Says what on this machine, in the vLLM installed or in its settings stands in Forebay's way, and what to type.
 
 Exit code: 0 if all is well, 1 with warnings, 2 with errors."""
+
+_TOP = """\
+Shows what Forebay does in one or more vLLM servers, from their /metrics, until q or Ctrl-C.
+
+  forebay top http://localhost:8000
+
+Where there is no screen to draw on, prints a line for every answer."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,6 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="for scripts")
 
+    top = command("top", "watch servers that run Forebay", _TOP)
+    top.add_argument("url", metavar="URL", nargs="+", help="a server, such as http://localhost:8000")
+    top.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=between(0.2, 3600, "seconds"),
+        default=2.0,
+        help="between two scrapes (default: 2)",
+    )
+    top.add_argument("--once", action="store_true", help="print what two scrapes say, and end")
+    top.add_argument("--json", action="store_true", help="the same for scripts")
+
     add_plan(command("plan", "say how much host memory is worth giving, from a trace", PLAN))
     add_generate(command("generate", "make a trace of chats, agents or shared prefixes", GENERATE))
     return parser
@@ -71,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int]
     if options.command == "config":
         from forebay.cli.config import run
+    elif options.command == "top":
+        from forebay.cli.top import run
     elif options.command == "doctor":
         from forebay.cli.doctor import run
     elif options.command == "plan":

@@ -32,6 +32,19 @@ def positive(text: str) -> float:
     return value
 
 
+def between(least: float, most: float, unit: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"expected {least:g} to {most:g} {unit}, got {text!r}")
+        return value
+
+    return parse
+
+
 def share(text: str) -> float:
     """`0.3` or `30%`."""
     match = _SHARE.fullmatch(text.strip())

@@ -399,4 +399,4 @@ class SimpleCPUOffloadScheduler:
             self._recorder.close()
 
     def get_stats(self) -> ForebayStats:
-        return self._stats.take(self.manager, AdapterView(self._slot_bytes, len(self._loading)))
+        return self._stats.take(self.manager, AdapterView(self._slot_bytes, len(self._loading), self._ranks))

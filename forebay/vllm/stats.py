@@ -56,6 +56,7 @@ class AdapterView(NamedTuple):
     slot_bytes: int
     """Of one slot, on all ranks together."""
     requests_loading: int
+    ranks: int
 
 
 class _Counts(NamedTuple):
@@ -103,4 +104,5 @@ def _values(manager: OffloadManager, adapter: AdapterView) -> dict[str, Any]:
     values["host_capacity_bytes"] = manager.pool.capacity * adapter.slot_bytes
     values["host_ready_bytes"] = manager.pool.ready * adapter.slot_bytes
     values["requests_loading"] = adapter.requests_loading
+    values["ranks"] = adapter.ranks
     return values

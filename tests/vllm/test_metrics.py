@@ -55,7 +55,7 @@ def _ask(server: Server, name: str) -> None:
         assert json.load(answer)["choices"]
 
 
-def _push_out_and_come_back(server: Server) -> None:
+def push_out_and_come_back(server: Server) -> None:
     """Two prompts fill the device, five the host. What was pushed out comes back; later some leave the host."""
     for name in "abcaabcdefgh":
         _ask(server, name)
@@ -87,7 +87,7 @@ def scraped(model: str, program: Path, tmp_path_factory: pytest.TempPathFactory)
         prometheus.wait_until_ready()
         wait_for(lambda: prometheus.now("forebay_lookups_total") == [0], 30, "the first scrape", prometheus.log)
         since = time.time()
-        _push_out_and_come_back(server)
+        push_out_and_come_back(server)
         wait_for(lambda: server.metric("forebay_slots_filling") == 0, 30, "the last store", server.log)
         counters = [metric.name for metric in METRICS if metric.kind is Kind.COUNTER]
         wait_for(
@@ -172,7 +172,7 @@ def test_servers_with_two_frontends_or_without_stats(model: str, tmp_path_factor
         )
         for server in (two, silent):
             server.wait_until_ready()
-            _push_out_and_come_back(server)
+            push_out_and_come_back(server)
             _ask(server, "a")
         assert silent.metric("forebay_lookups_total") == 0
         # Whichever of the two is asked, and whichever of them was told of a step.

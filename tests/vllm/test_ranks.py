@@ -223,6 +223,7 @@ class TestUnevenPipeline(Ranks):
         layers = sum(self.layers)
         assert total.data["stored_bytes"] == total.data["stored_blocks"] * layers * LAYER_BYTES > 0
         assert total.data["host_capacity_bytes"] == min(self.slots) * layers * LAYER_BYTES
+        assert total.data["ranks"] == len(self.slots) == 2
 
 
 def test_an_engine_does_not_start_with_a_rank_that_has_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,13 +45,14 @@ def test_a_gauge_that_changes_alone_is_told() -> None:
     layout = KVLayout((FullAttention(4),), tokens_per_hash=4, bytes_per_block=16)
     manager = OffloadManager(layout, OffloadConfig(capacity_bytes=1), TinyDevicePool(8), slots=32, ready=8)
     taker = StatsTaker()
-    first = taker.take(manager, AdapterView(48, 0)).data
+    first = taker.take(manager, AdapterView(48, 0, 3)).data
     assert (first["slots"], first["host_capacity_bytes"], first["host_ready_bytes"]) == (32, 32 * 48, 8 * 48)
-    assert taker.take(manager, AdapterView(48, 0)).is_empty()
+    assert first["ranks"] == 3
+    assert taker.take(manager, AdapterView(48, 0, 3)).is_empty()
     manager.grow(20)
-    assert taker.take(manager, AdapterView(48, 0)).data["host_ready_bytes"] == 20 * 48
-    assert taker.take(manager, AdapterView(48, 2)).data["requests_loading"] == 2
-    assert taker.take(manager, AdapterView(48, 2)).is_empty()
+    assert taker.take(manager, AdapterView(48, 0, 3)).data["host_ready_bytes"] == 20 * 48
+    assert taker.take(manager, AdapterView(48, 2, 3)).data["requests_loading"] == 2
+    assert taker.take(manager, AdapterView(48, 2, 3)).is_empty()
 
 
 def _logger(engine: Engine) -> Any:
