@@ -115,8 +115,9 @@ def test_the_numbers_are_those_of_what_happened(scraped: Scraped) -> None:
         name = f"forebay_{direction}_latency_seconds"
         assert value(f"{name}_count") > 0
         assert 0 < value(f"{name}_sum") < 60
-    [line] = scraped.server.lines("slots, 0.01 GB on each of 1 ranks")
-    assert line.endswith("forebay: 100 slots, 0.01 GB on each of 1 ranks, eager, lru, verify all")
+    [line] = scraped.server.lines("forebay: slots=")
+    given = f"slots={SLOTS} bytes_per_rank={SLOTS * BLOCK_BYTES} ranks=1"
+    assert line.endswith(f"forebay: {given} mode=eager policy=lru verify=all layout=engine")
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
