@@ -146,7 +146,7 @@ RULES = (
     Rule(r"forebay (?:config|doctor)(?: .*)?", How.HERE),
     _left(r"forebay plan conversation_trace\.jsonl", "needs a public trace that is not ours to pass on"),
     _by(
-        r"forebay (?:plan|generate)(?: TRACE| chat.*)?",
+        r"forebay (?:plan|generate)(?: TRACE| chat.*| examples/.*)?",
         "tests/plan/test_docs.py::test_every_command_shown_runs",
     ),
     Rule(r"make", How.HERE),

@@ -20,7 +20,8 @@ from tests.plan.reports import make_report
 
 PAGE = ROOT / "docs" / "how-much-memory.md"
 TEXT = PAGE.read_text()
-BEGIN, END = "<!-- plan-output -->\n", "\n<!-- /plan-output -->"
+SHOWN = {"plan": "forebay plan chat.jsonl", "real": "forebay plan examples/mooncake-first-1000.jsonl.gz"}
+"""By the name of the block that shows it: the command whose output that is."""
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
 
 
@@ -32,6 +33,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run_all(folder: Path) -> Iterator[tuple[str, str]]:
     """In their order: some read what others have written."""
     environment = shell(folder)
+    (folder / "examples").symlink_to(ROOT / "examples")
     for command in COMMANDS:
         run = subprocess.run(
             ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -48,9 +50,21 @@ def test_every_command_shown_runs(outputs: dict[str, str]) -> None:
 
 def test_what_is_shown_is_what_is_printed(outputs: dict[str, str]) -> None:
     """To write it anew: `python -m tests.plan.test_docs`."""
-    assert TEXT.partition(BEGIN)[2].partition(END)[0] == indented(outputs["forebay plan chat.jsonl"])
+    assert filled(TEXT, outputs) == TEXT
     [config] = re.findall(r"forebay config --memory (\S+)", TEXT)
     assert f'"cpu_bytes_to_use": "{config}"' in outputs["forebay plan chat.jsonl"]
+
+
+def filled(page: str, outputs: dict[str, str]) -> str:
+    """The page with every output as it should be."""
+    for name, command in SHOWN.items():
+        begin, end = f"<!-- {name}-output -->\n", f"<!-- /{name}-output -->"
+        before, found, rest = page.partition(begin)
+        _, ends, after = rest.partition(end)
+        assert found, name
+        assert ends, name
+        page = before + begin + indented(outputs[command]) + "\n" + end + after
+    return page
 
 
 def indented(text: str) -> str:
@@ -78,5 +92,4 @@ def test_every_key_of_the_json_is_described() -> None:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as temporary:
-        printed = dict(run_all(Path(temporary)))["forebay plan chat.jsonl"]
-    PAGE.write_text(TEXT.partition(BEGIN)[0] + BEGIN + indented(printed) + END + TEXT.partition(END)[2])
+        PAGE.write_text(filled(TEXT, dict(run_all(Path(temporary)))))
