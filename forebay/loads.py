@@ -54,7 +54,8 @@ class Loads:
             found = Match(0, [], found.gaps)
         reason = self._reason_to_wait(state, found, device_tokens)
         if reason is None:
-            state.waiting_since = None
+            if not self._is_out_of_room(found):
+                state.waiting_since = None
         else:
             waited_s = self._waits(state)
             if waited_s is not None:
@@ -167,6 +168,7 @@ class Loads:
             and held.num_tokens == state.request.num_tokens
             and held.epoch == self._books.pool.epoch
             and held.loads_planned == self._planned
+            and held.out_of_room == self._is_out_of_room(held.match)  # with room, it may have to wait for others
             and all(self._is_there(key, bridge) for key in held.match.witnesses)
             and not any(self._is_there(key, bridge) or on_the_way(key) for key in held.match.gaps)
         )
@@ -179,7 +181,7 @@ class Loads:
     ) -> Callable[[RequestState], bool] | None:
         """Why this request should wait, as a question that can be asked again; None if it should not."""
         copies = found.num_copies
-        if copies > self._books.device.num_free:
+        if self._engine_reserves and self._is_out_of_room(found):
             # The engine finds no room for it, and stops asking. Told to wait, it would ask for the next one that
             # waits, and so for all of them in every step.
             return None
@@ -199,6 +201,10 @@ class Loads:
         if copies and not self._stores.can_take(state.request.id, takes):
             return lambda _: not self._stores.can_take(state.request.id, takes)
         return None
+
+    def _is_out_of_room(self, found: Match) -> bool:
+        """Whether the engine cannot admit this now, whatever it is told."""
+        return found.num_copies > self._books.device.num_free
 
     def _is_crowded(self, state: RequestState) -> bool:
         """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
@@ -253,6 +259,7 @@ class Loads:
             state.request.num_tokens,
             books.pool.epoch,
             self._planned,
+            self._is_out_of_room(found),
             slots,
             blocks,
         )

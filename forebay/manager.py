@@ -80,7 +80,8 @@ class OffloadManager:
         not all of them can be used yet: see grow().
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
         lazy stores look. `engine_reserves` if the engine itself lets a load in only where all that were let in
-        before it still have the blocks to run in; else the manager sees to that. `recorder` if requests are
+        before it still have the blocks to run in, and lets those run before it looks at others; else the manager
+        sees to that. `recorder` if requests are
         recorded; the adapter closes it. `predicts`: whether to keep a ghost of the pool, for `predicted`."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")

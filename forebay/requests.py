@@ -42,6 +42,7 @@ class Held:
     num_tokens: int
     epoch: int
     loads_planned: int
+    out_of_room: bool
     slots: list[Slot]
     blocks: list[BlockId]
 

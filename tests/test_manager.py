@@ -263,17 +263,66 @@ def test_where_the_engine_reserves_room_itself_nobody_waits_for_it() -> None:
 
 def test_a_load_that_the_device_has_no_room_for_does_not_make_the_engine_ask_for_the_next() -> None:
     """vLLM goes on to the next request where one is told to wait, and stops where it finds no room."""
-    desk = Desk(num_blocks=21, max_batched_tokens=16)
-    for family in range(2):
-        desk.store(prompt(32, family))
+    desk, second = _first_loads(engine_reserves=True)
+    others = desk.blocks_for(24)  # which leaves 6 of 20 blocks where 8 are to be loaded
+    for _ in range(3):
+        assert tokens_of(desk.manager.match(second, 0)) == 32
+        desk.step()
+    assert desk.manager.stats.not_yet_answers == 0
+    desk.device.free(others[0])
+    assert isinstance(desk.manager.match(second, 0), NotYet), "with room, it waits for the load that runs"
+
+
+def test_an_engine_that_does_not_reserve_room_is_told_to_wait_for_it() -> None:
+    """Up to 0.30 vLLM would stop at it, and never get to the first, which waits behind it with its blocks."""
+    desk, second = _first_loads(engine_reserves=False)
+    desk.blocks_for(24)
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+
+
+def _first_loads(*, engine_reserves: bool) -> tuple[Desk, TinyRequest]:
+    """One request loads; another has the same beginning."""
+    desk = Desk(num_blocks=21, max_batched_tokens=16, engine_reserves=engine_reserves)
+    desk.store(prompt(32))
     desk.device.reset()
-    first, second = (desk.request([*prompt(32, family), *prompt(20, 5)]) for family in range(2))
+    first, second = (desk.request([*prompt(32), *prompt(20, family)]) for family in (5, 6))
     assert tokens_of(desk.manager.match(first, 0)) == 32
     desk.manager.allocated(first, desk.blocks_for(32), 0, 32)
     desk.step()
-    desk.blocks_for(20)  # somebody else's, which leaves 7 of 20 blocks where 8 are to be loaded
-    assert tokens_of(desk.manager.match(second, 0)) == 32
-    assert desk.manager.stats.not_yet_answers == 0
+    return desk, second
+
+
+def test_a_load_that_finds_room_at_last_takes_no_block_that_lazy_mode_has_not_stored() -> None:
+    """What it was told when there was no room does not count any more."""
+    desk = Desk(num_blocks=61, max_batched_tokens=16, mode=Mode.LAZY, slots=200, engine_reserves=True)
+    kept = desk.request(prompt(120))
+    table = desk.compute(kept)
+    desk.manager.allocated(kept, table, 0, 0)
+    desk.step(Progress(kept.id, 120))
+    others = desk.blocks_for(4 * desk.device.num_free)
+    desk.end(kept, table)
+    desk.report(*desk.step().stores)  # next to be evicted, all of it
+    desk.device.free(others[0])
+    desk.device.reset()
+    runs = desk.request(prompt(160, 3))
+    table = desk.compute(runs)
+    desk.manager.allocated(runs, table, 0, 0)
+    for _ in range(2):
+        desk.report(*desk.step(Progress(runs.id, 160)).stores)
+    waits = desk.request([*prompt(120), *prompt(4, 9)])
+    assert tokens_of(desk.manager.match(waits, 0)) == 120
+    desk.report(*desk.step(Progress(runs.id, 160)).stores)
+    desk.end(runs, table)
+    for _ in range(10):
+        if isinstance(desk.manager.match(waits, 0), Hit) and desk.device.num_free >= 30:
+            break
+        desk.report(*desk.step().stores)
+    desk.manager.allocated(waits, desk.blocks_for(120), 0, 120)
+    step = desk.step()
+    desk.report(*step.loads, *step.stores)
+    keys: list[list[Key]] = [[]]
+    desk.layout.extend_keys(keys, runs.hashes)
+    assert all(key in desk.manager.pool or desk.device.find_run([key], 0, 1) for key in keys[0])
 
 
 # --- what comes late ----------------------------------------------------------------------------------------

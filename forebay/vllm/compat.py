@@ -10,7 +10,8 @@ and is tried. docs/tested-versions.md has the releases that were.
     0.30      a failed load is reported by request (failed_recving), for every kind of model; before that by block,
               which works for models with one group of full attention only. Drafters may opt out of dropping a
               block
-    0.31      every spec says itself whether context parallelism shards it; before that the kind decides
+    0.31      every spec says itself whether context parallelism shards it; before that the kind decides. Requests
+              that were loaded run before others are looked at
     0.32      hits name the tier they came from
 """
 
@@ -31,6 +32,7 @@ from vllm.logger import init_logger
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -62,6 +64,11 @@ LOCAL_HITS_DIVERGE: bool = hasattr(KVCacheManager, "get_computed_blocks_for_conn
     base.KVConnectorBase_V1, "supports_divergent_local_hybrid_hits"
 )
 """Whether the engine may count what only full attention has as a hit of the whole model, unasked (0.27)."""
+
+
+RESERVES_FOR_LOADS: bool = hasattr(Scheduler, "_holds_kv_blocks")
+"""Whether requests that were loaded run before any other is looked at. All releases reserve room for them, but up
+to 0.30 one that was passed over may stand before them, find no room, and so keep them from running for good."""
 
 
 SESSIONS_KEEP_STALE_HASHES: bool = (release() or NEWEST) < (0, 32)

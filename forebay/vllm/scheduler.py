@@ -153,7 +153,7 @@ class SimpleCPUOffloadScheduler:
             ready=self._num_ready(),
             max_batched_tokens=self.vllm_config.scheduler_config.max_num_batched_tokens,
             max_requests=self.vllm_config.scheduler_config.max_num_seqs,
-            engine_reserves=True,  # what prefills and loads on their way will still need: vLLM since 0.26
+            engine_reserves=compat.RESERVES_FOR_LOADS,
             events=self._events_on,
             recorder=self._recorder,
         )

@@ -72,6 +72,27 @@ def test_lazy_mode_loses_nothing_under_load(family: Family) -> None:
 
 
 @pytest.mark.compat
+def test_a_request_that_was_passed_over_does_not_stand_in_the_way_of_one_that_was_loaded() -> None:
+    """The second waits for what the first loads, so vLLM passes it over and lets the third in, whose load leaves
+    no room for the second. Up to 0.30 vLLM looks at the second first, and must not stop there."""
+    *asked, more = prompts(3, 900)
+    third, second = asked[0][: 18 * BLOCK], asked[1][: 25 * BLOCK]
+    with Engine(LLAMA, EAGER, num_gpu_blocks_override=40) as engine:
+        for each in (third, second):
+            engine.generate([each], 1)
+            engine.settle()
+        engine.forget_device()
+        engine.submit(second[: 4 * BLOCK] + more[:5])
+        engine.submit(second + more[5:12])
+        engine.submit(third + more[12:20])
+        steps = 0
+        while engine.scheduler.has_unfinished_requests():
+            engine.step()
+            steps += 1
+            assert steps < 5_000, "it hangs"
+        nothing_is_left(engine)
+
+
 def test_requests_that_wait_for_a_full_device_are_not_all_asked_in_every_step() -> None:
     """Forty chats come back at once to a device that holds five. One that is told to wait is passed over for the
     next, so that all forty would be asked about in every step; without offload vLLM stops at the first."""
