@@ -73,13 +73,14 @@ class Advice:
                 found["target"] = self.target
         return found
 
-    def by(self, curve: Curve) -> Advice:
-        """The same sizes, and what they find by a curve that has them exactly."""
+    def by(self, curve: Curve, device_blocks: int) -> Advice:
+        """The same sizes, and what they and the device find by a curve that has them exactly."""
 
         def again(choice: Choice | None) -> Choice | None:
             return None if choice is None else replace(choice, hit_share=curve.share_at(choice.slots))
 
-        return replace(self, knee=again(self.knee), target=again(self.target))
+        device_share = curve.share_at(device_blocks)
+        return replace(self, device_share=device_share, knee=again(self.knee), target=again(self.target))
 
     @property
     def target_first(self) -> bool:
