@@ -33,6 +33,8 @@ class Verdict(Enum):
     NOTHING_REPEATS = "nothing repeats"
     DEVICE_SUFFICES = "the device suffices"
     GIVE = "give"
+    NOTHING_GAINED = "nothing is gained"
+    """The curve says give, and a replay with that much finds no more than one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,11 @@ class Advice:
 
     @property
     def recommended(self) -> Choice | None:
-        if self.verdict is not Verdict.GIVE:
-            return None
+        return self.promising if self.verdict is Verdict.GIVE else None
+
+    @property
+    def promising(self) -> Choice | None:
+        """What would be recommended by the curve alone."""
         return self.target if self.target_first else self.knee
 
     @property

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from forebay.config import Mode
 from forebay.errors import ConfigError
-from forebay.plan.advice import advise, automatic_sizes
+from forebay.plan.advice import Verdict, advise, automatic_sizes
 from forebay.plan.curve import read_curves
 from forebay.plan.models import ModelKV
 from forebay.plan.replay import Setup, replay
@@ -87,7 +87,10 @@ def _plan(trace: Trace, wanted: Wanted, show: Show, folder: Path) -> Report:
     without = None
     if sizes and not wanted.curve_only:
         without, *replays = _replays(wanted, spool, totals, engine, sizes, show)
-    return Report(totals, engine, curves.lru, curves.best, advice, sizes, bool(wanted.sizes), replays, without)
+    report = Report(totals, engine, curves.lru, curves.best, advice, sizes, bool(wanted.sizes), replays, without)
+    if advice.recommended is not None and not report.pays(advice.recommended):
+        return replace(report, advice=replace(advice, verdict=Verdict.NOTHING_GAINED))
+    return report
 
 
 def _check_sizes(wanted: Wanted, block_tokens: int, block_bytes: int) -> None:

@@ -55,8 +55,8 @@ def _answer(report: Report) -> Iterator[str]:
     lines = list(words.remarks(report))
     if advice.recommended is not None:
         yield _pasted(words.pasted(report, advice.recommended))
-    if advice.knee is not None:
-        lines.append(words.second(report))
+    if (second := words.second(report)) is not None:
+        lines.append(second)
     yield from (f"<p>{escape(line)}</p>" for line in lines)
     if (other := words.other_choice(report)) is not None:
         yield _pasted(words.pasted(report, other))
