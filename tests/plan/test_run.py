@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,30 @@ def test_a_device_that_is_assumed_holds_a_block_too(tmp_path: Path) -> None:
         ConfigError, match="--device-memory: expected at least a block of the trace, 5,120 GB, got"
     ):
         plan(open_trace(loop(tmp_path, 100)), wanted)
+
+
+def test_a_request_without_a_prompt_is_not_longer_than_the_device(tmp_path: Path) -> None:
+    path = Path(loop(tmp_path, 200))
+    empty = {"timestamp": 10**6, "input_length": 0, "output_length": 1, "hash_ids": []}
+    path.write_text(path.read_text() + json.dumps(empty) + "\n")
+    wanted = Wanted(LLAMA, device_tokens=50 * BLOCK_TOKENS, prefill_tokens_per_s=1e4, bus_bytes_per_s=1e10)
+    report = plan(open_trace(path), wanted)
+    assert report.without is not None
+    assert (report.without.requests, report.without.refused) == (121, 0)
+    assert "longer than the device" not in said(report)
+
+
+def test_the_table_of_the_page_has_what_each_size_really_finds(tmp_path: Path) -> None:
+    """A loop over 750 blocks: below that nothing, from there on everything that repeats."""
+    html = page(plan(open_trace(loop(tmp_path, 750)), Wanted(LLAMA, curve_only=True)))
+    _, _, html = html.partition("The curve as a table")
+    table, _, _ = html.partition("</table>")
+    rows = [re.findall(r"<td[^>]*>([^<]*)", row) for row in table.split("<tr")]
+    found = {int(row[-3].replace(",", "")): row[-2:] for row in rows if len(row) >= 3}
+    assert len(found) >= 15
+    for slots, (lru, best) in found.items():
+        assert lru == ("83.3 %" if slots >= 750 else "0 %"), slots
+        assert float(best.removesuffix(" %")) >= float(lru.removesuffix(" %"))
 
 
 # --- what was guessed -------------------------------------------------------------------------------------

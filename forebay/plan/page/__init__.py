@@ -96,11 +96,12 @@ def _key(drawing: str, name: str) -> str:
 
 
 def _points(report: Report) -> list[list[str]]:
-    sizes, shares = thinned(report.curve, _TABLE_POINTS)
+    # Where both curves are known. The bound has fewer sizes than the other, and all of its sizes are there too.
+    sizes, _ = thinned(report.curve if report.bound is None else report.bound, _TABLE_POINTS)
     names = ["host memory", "slots", "LRU"] + (["best possible"] if report.bound is not None else [])
     table = [names]
-    for size, share in zip(sizes, shares, strict=True):
-        row = [words.memory(size * report.block_bytes), f"{size:,}", percent(share)]
+    for size in sizes:
+        row = [words.memory(size * report.block_bytes), f"{size:,}", percent(report.curve.share_at(size))]
         table.append(row + ([percent(report.bound.share_at(size))] if report.bound is not None else []))
     return table
 
