@@ -33,6 +33,8 @@ class Verdict(Enum):
     NOTHING_REPEATS = "nothing repeats"
     DEVICE_SUFFICES = "the device suffices"
     GIVE = "give"
+    NOTHING_GAINED = "nothing is gained"
+    """The curve says give, and a replay with that much finds no more than one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,11 @@ class Advice:
 
     @property
     def recommended(self) -> Choice | None:
-        if self.verdict is not Verdict.GIVE:
-            return None
+        return self.promising if self.verdict is Verdict.GIVE else None
+
+    @property
+    def promising(self) -> Choice | None:
+        """What would be recommended by the curve alone."""
         return self.target if self.target_first else self.knee
 
     @property
@@ -73,13 +78,14 @@ class Advice:
                 found["target"] = self.target
         return found
 
-    def by(self, curve: Curve) -> Advice:
-        """The same sizes, and what they find by a curve that has them exactly."""
+    def by(self, curve: Curve, device_blocks: int) -> Advice:
+        """The same sizes, and what they and the device find by a curve that has them exactly."""
 
         def again(choice: Choice | None) -> Choice | None:
             return None if choice is None else replace(choice, hit_share=curve.share_at(choice.slots))
 
-        return replace(self, knee=again(self.knee), target=again(self.target))
+        device_share = curve.share_at(device_blocks)
+        return replace(self, device_share=device_share, knee=again(self.knee), target=again(self.target))
 
     @property
     def target_first(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forebay.amounts import percent
 from forebay.plan import words
 from forebay.plan.report import Report
 
@@ -21,7 +20,7 @@ def assumptions(report: Report) -> Iterator[str]:
         f"One slot here is one block of the trace, {report.totals.block_tokens:,} tokens. An engine with smaller "
         "blocks has as many more slots in the same memory."
     )
-    how = "exact" if curve.sampled == 1 else f"sampled: {percent(curve.sampled)} of blocks were looked at"
+    how = "exact" if curve.sampled == 1 else words.sampled(report)
     yield (
         "The curve is that of one cache that evicts the least recently used block, in blocks that are asked for "
         f"({how}). Eager mode keeps on the host what the device has too, so memory smaller than the device's adds "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import asdict
 from typing import Any
 
@@ -66,9 +67,11 @@ def _replay(replay: Replay) -> dict[str, Any]:
 
 
 def thinned(curve: Curve, most: int = _MOST_POINTS) -> tuple[list[int], list[float]]:
-    """Sizes and shares, at most so many, evenly on a scale of factors; the first and the last are kept."""
+    """Sizes and shares, at most so many, evenly on a scale of factors; the first and the last are kept. They are
+    sizes of the curve: at others it only knows a smaller one's share."""
     if len(curve.sizes) <= most:
         return list(curve.sizes), list(curve.hit_share)
     first, last = max(1, curve.sizes[0]), curve.sizes[-1]
-    sizes = sorted({round(first * (last / first) ** (number / (most - 1))) for number in range(most)})
-    return sizes, [curve.share_at(size) for size in sizes]
+    wanted = (round(first * (last / first) ** (number / (most - 1))) for number in range(most))
+    numbers = sorted({min(bisect_left(curve.sizes, size), len(curve.sizes) - 1) for size in wanted})
+    return [curve.sizes[each] for each in numbers], [curve.hit_share[each] for each in numbers]

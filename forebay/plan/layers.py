@@ -88,6 +88,10 @@ _OTHERWISE = (
     *("attn_layer_indices", "attn_layer_period", "attn_type_list", "linear_attn_config", "mamba_d_state"),
     *("ssm_state_size", "compress_ratios", "interleaved_sliding_window"),
 )
+# Where one of these is set, heads of keys and values are counted in a way of that type's own.
+_OTHER_HEADS = ("multi_query_group_num", "block_configs", "attn_config")
+_ENCODERS = ("bert", "electra", "mpnet")  # within the name of a type: roberta and modernbert too
+_MOST_LAYERS = 100_000
 
 
 def text_config(config: Config) -> Config:
@@ -113,8 +117,14 @@ def layers_of(config: Config, ranks: Ranks) -> list[Layer]:
     }
     if config.get("index_topk"):
         raise UnclearModelError("sparse attention with an index of its own is not counted")
+    if unclear := [field for field in _OTHER_HEADS if config.get(field)]:
+        raise UnclearModelError(f"{unclear[0]} of {_type(config) or 'this model'} is not understood")
+    if config.get("is_encoder_decoder") or _is_encoder(config):
+        raise UnclearModelError(f"{_type(config) or 'this model'} is an encoder, or has one")
     shared = config.get("num_kv_shared_layers") or 0  # the last so many read what layers before them keep
     kinds = [*_kinds(config)]
+    if not is_whole(shared) or not 0 <= shared < len(kinds):
+        raise UnclearModelError(f"num_kv_shared_layers is {shared!r}")
     return [_layer(kind, config, ranks) for kind in kinds[: len(kinds) - shared]]
 
 
@@ -123,9 +133,15 @@ def _type(config: Config) -> str:
     return {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text"}.get(kind, kind)
 
 
+def _is_encoder(config: Config) -> bool:
+    return any(each in _type(config) for each in _ENCODERS) and not config.get("is_decoder")
+
+
 def _kinds(config: Config) -> Iterator[str]:
     """What each layer is, in the words of `layer_types`."""
     layers = whole(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if layers > _MOST_LAYERS:
+        raise UnclearModelError(f"{layers:,} layers")
     kind = _type(config)
     given = config.get("layer_types")
     if given is not None:
@@ -136,6 +152,8 @@ def _kinds(config: Config) -> Iterator[str]:
         no_rope = config.get("no_rope_layers") or [
             (number + 1) % _NO_ROPE_INTERVAL for number in range(layers)
         ]  # 0: none, and all tokens are seen
+        if not isinstance(no_rope, list) or len(no_rope) != layers:
+            raise UnclearModelError(f"no_rope_layers does not have a number for each of {layers} layers")
         yield from ("chunked_attention" if each else "full_attention" for each in no_rope)
     elif kind == "qwen3_next":
         yield from _every(whole(config, "full_attention_interval"), layers, "linear_attention")
@@ -179,8 +197,8 @@ def _bytes_per_token(config: Config, ranks: Ranks, *, sees_all: bool) -> int:
     heads = whole(config, "num_attention_heads", "n_head", "n_heads")
     width = config.get("head_dim")
     kv_heads = config.get("num_key_value_heads") or config.get("num_kv_heads") or heads
-    if config.get("multi_query") is True:
-        kv_heads = 1
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
+        kv_heads = 1  # the newer falcons say so too, and have several
     if sees_all and _type(config) == "gemma4_text":
         width = config.get("global_head_dim") or width
         kv_heads = config.get("num_global_key_value_heads") or kv_heads

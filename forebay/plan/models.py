@@ -202,6 +202,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         config = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError("model", fspath(path), f"a config.json that can be read ({error})") from None
+    except RecursionError:
+        raise ConfigError("model", fspath(path), "a config.json that is not nested so deeply") from None
     if not isinstance(config, Mapping):
         raise ConfigError("model", fspath(path), "a config.json that is a JSON object")
     return config

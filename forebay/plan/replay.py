@@ -88,8 +88,11 @@ class Replaying:
         self._last_s = 0.0
 
     def serve(self, request: TraceRequest) -> Served | None:
-        """None if it does not fit on the device: an engine would refuse it."""
+        """None if it does not fit on the device: an engine would refuse it. Without a prompt there is nothing to
+        find."""
         self.requests += 1
+        if not request.input_tokens:
+            return Served(0, 0)
         planned = PlannedRequest(
             str(self.requests),
             request.input_tokens,
@@ -97,7 +100,7 @@ class Replaying:
             self._hashes.of_prompt(request),
             partial(self._hashes.of_output, self.requests),
         )
-        if not request.input_tokens or not self._engine.fits(planned):
+        if not self._engine.fits(planned):
             self.refused += 1
             return None
         evictions, loaded = self._evictions(), self._bytes_loaded()

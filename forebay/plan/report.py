@@ -25,6 +25,8 @@ class Totals:
     skipped_lines: int = 0
     notes: Sequence[str] = ()
     """What it was taken for, in words."""
+    dropped_requests: int = 0
+    """That a recording says it has not got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class Report:
 
     def of_size(self, num_bytes: int) -> list[Replay]:
         return [each for each in self.replays if each.host_bytes == num_bytes]
+
+    def pays(self, choice: Choice) -> bool:
+        """Whether a replay with this much or more finds a point more than one without. True if there is none."""
+        run = self.best(choice)
+        if run is None or self.without is None or run.host_bytes < choice.num_bytes:
+            return True
+        return run.hit_share - self.without.hit_share >= WORTH
 
     def best(self, choice: Choice) -> Replay | None:
         """The replay of this size, or of the next one that was asked for. Of several, the mode and policy named

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from forebay.config import Mode
 from forebay.errors import ConfigError
-from forebay.plan.advice import advise, automatic_sizes
+from forebay.plan.advice import Verdict, advise, automatic_sizes
 from forebay.plan.curve import read_curves
 from forebay.plan.models import ModelKV
 from forebay.plan.replay import Setup, replay
@@ -61,30 +61,36 @@ def plan(trace: Trace, wanted: Wanted, show: Show = lambda what, share: None) ->
 def _plan(trace: Trace, wanted: Wanted, show: Show, folder: Path) -> Report:
     block_bytes = _kv_bytes_per_token(wanted.model, trace.block_tokens) * trace.block_tokens
     _check_sizes(wanted, trace.block_tokens, block_bytes)
+    engine = _engine(wanted, trace.block_tokens, block_bytes)
+    # Between two sizes a curve has that of the smaller, which may lie just below what the device needs.
+    device = [engine.device_blocks]
     spooling = Spooling(trace, folder / "trace")
     total = trace.num_bytes or 1
     curves = read_curves(
-        spooling, rate=wanted.sample, progress=lambda _, done: show("reading the trace", done / total)
+        spooling, device, rate=wanted.sample, progress=lambda _, done: show("reading the trace", done / total)
     )
     spool, totals = spooling.spool, spooling.totals
     if wanted.prefill_tokens_per_s is not None and not totals.duration_s:
         raise ConfigError("--prefill-tokens-per-s", totals.name, "a trace with times")
-    engine = _engine(wanted, totals, block_bytes)
     advice = advise(curves.lru, block_bytes, engine.device_blocks, wanted.target_share)
     sizes = sorted(set(wanted.sizes))
     if not sizes and advice.knee is not None:
         sizes = automatic_sizes(curves.lru, advice, block_bytes, engine.device_blocks)
     if sizes:
-        slots = [size // block_bytes for size in sizes]
+        slots = device + [size // block_bytes for size in sizes]
+        slots += [choice.slots for choice in (advice.knee, advice.target) if choice is not None]
         curves = read_curves(
             spool, slots, rate=wanted.sample, progress=lambda done, _: show("curves", done / totals.requests)
         )
-        advice = advice.by(curves.lru)
+        advice = advice.by(curves.lru, engine.device_blocks)
     replays: Sequence[Replay] = ()
     without = None
     if sizes and not wanted.curve_only:
         without, *replays = _replays(wanted, spool, totals, engine, sizes, show)
-    return Report(totals, engine, curves.lru, curves.best, advice, sizes, bool(wanted.sizes), replays, without)
+    report = Report(totals, engine, curves.lru, curves.best, advice, sizes, bool(wanted.sizes), replays, without)
+    if advice.recommended is not None and not report.pays(advice.recommended):
+        return replace(report, advice=replace(advice, verdict=Verdict.NOTHING_GAINED))
+    return report
 
 
 def _check_sizes(wanted: Wanted, block_tokens: int, block_bytes: int) -> None:
@@ -94,22 +100,29 @@ def _check_sizes(wanted: Wanted, block_tokens: int, block_bytes: int) -> None:
     for option, size in named:
         if size < block_bytes:
             raise ConfigError(option, memory(size), f"at least a block of the trace, {memory(block_bytes)}")
-    if wanted.device_tokens is not None and wanted.device_tokens < block_tokens:
+    if wanted.device_tokens is not None:
+        if wanted.device_tokens < block_tokens:
+            raise ConfigError(
+                "--device-tokens", wanted.device_tokens, f"at least a block of the trace, {block_tokens}"
+            )
+    elif wanted.device_bytes is None and _assumed_bytes(wanted.model) < block_bytes:
         raise ConfigError(
-            "--device-tokens", wanted.device_tokens, f"at least a block of the trace, {block_tokens}"
+            "--device-memory",
+            f"{memory(_assumed_bytes(wanted.model))}, assumed",
+            f"at least a block of the trace, {memory(block_bytes)}",
         )
 
 
-def _engine(wanted: Wanted, totals: Totals, block_bytes: int) -> Engine:
+def _engine(wanted: Wanted, block_tokens: int, block_bytes: int) -> Engine:
     model = wanted.model
     if wanted.device_tokens is not None:
-        blocks = wanted.device_tokens // totals.block_tokens
+        blocks = wanted.device_tokens // block_tokens
     else:
-        blocks = (wanted.device_bytes or DEVICE_BYTES * model.tensor_parallel) // block_bytes
+        blocks = (wanted.device_bytes or _assumed_bytes(model)) // block_bytes
     return Engine(
         model.name,
         wanted.model_assumed,
-        _kv_bytes_per_token(model, totals.block_tokens),
+        _kv_bytes_per_token(model, block_tokens),
         model.tensor_parallel,
         blocks,
         wanted.device_bytes is None and wanted.device_tokens is None,
@@ -117,6 +130,10 @@ def _engine(wanted: Wanted, totals: Totals, block_bytes: int) -> Engine:
         wanted.bus_bytes_per_s,
         model.notes,
     )
+
+
+def _assumed_bytes(model: ModelKV) -> int:
+    return DEVICE_BYTES * model.tensor_parallel
 
 
 def _kv_bytes_per_token(model: ModelKV, block_tokens: int) -> int:

@@ -97,4 +97,5 @@ class Spooling:
             self._duration_s,
             getattr(self._trace, "skipped", 0),
             getattr(self._trace, "notes", ()),
+            getattr(self._trace, "dropped", 0),
         )

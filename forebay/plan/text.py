@@ -22,6 +22,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _wrapped(f"{report.totals.name}: {words.totals(report)}")
     yield from _wrapped(f"model:  {words.model(report)}{_say(report.engine.model_assumed, '--model')}")
     yield from _wrapped(f"device: {words.device(report)}{_say(report.engine.device_assumed, '--device-memory')}")
+    for line in words.guesses(report):
+        yield from _wrapped(line)
     yield ""
     if report.sizes:
         yield as_columns(_marked(report))
@@ -32,9 +34,8 @@ def _lines(report: Report) -> Iterator[str]:
     choice = report.advice.recommended
     if choice is not None:
         yield from ("", f"    {words.pasted(report, choice)}", "")
-    elif report.advice.knee is None:
-        return
-    yield from _wrapped(words.second(report))
+    if (second := words.second(report)) is not None:
+        yield from _wrapped(second)
     if (other := words.other_choice(report)) is not None:
         yield from ("", f"    {words.pasted(report, other)}")
 

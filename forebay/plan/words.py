@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from forebay.amounts import percent, shown
-from forebay.plan.advice import TARGET_OF_POSSIBLE, Choice, Verdict
+from forebay.plan.advice import TARGET_OF_POSSIBLE, Advice, Choice, Verdict
 from forebay.plan.report import Report
 from forebay.plan.results import Replay
 from forebay.settings import WHERE
@@ -61,6 +61,8 @@ def totals(report: Report) -> str:
     time = f" in {duration(each.duration_s)}" if each.duration_s else ""
     bad = "1 bad line was" if each.skipped_lines == 1 else f"{each.skipped_lines:,} bad lines were"
     skipped = f"; {bad} skipped" if each.skipped_lines else ""
+    gone = "1 request is" if each.dropped_requests == 1 else f"{each.dropped_requests:,} requests are"
+    skipped += f"; {gone} missing from the recording" if each.dropped_requests else ""
     return (
         f"{each.requests:,} requests{time}, {count(each.input_tokens)} tokens in, "
         f"{count(each.output_tokens)} out, blocks of {each.block_tokens:,} tokens{skipped}"
@@ -73,6 +75,20 @@ def model(report: Report) -> str:
     assumed = ", assumed" if engine.model_assumed else ""
     size = f"{engine.kv_bytes_per_token:,} bytes of KV per token{ranks}"
     return f"{engine.model}{assumed}: {size}, {memory(report.block_bytes)} per block"
+
+
+def guesses(report: Report) -> Iterator[str]:
+    """What was not given but taken for granted, and what was not looked at: it may be wrong."""
+    yield from (f"model:  {note}" for note in report.engine.notes)
+    if report.totals.notes:
+        yield f"trace:  {'; '.join(report.totals.notes)}"
+    if report.curve.sampled < 1:
+        yield f"curves: {sampled(report)}"
+
+
+def sampled(report: Report) -> str:
+    """With as many digits as it takes: a sample may be small."""
+    return f"sampled: {report.curve.sampled * 100:.3g} % of blocks were looked at"
 
 
 def device(report: Report) -> str:
@@ -93,9 +109,18 @@ def headline(report: Report) -> str:
                 f"The device is {enough}: it finds {percent(advice.device_share)} of blocks alone, and a cache "
                 f"without bounds {percent(curve.unbounded_share)}."
             )
-    choice = advice.recommended
+    choice = advice.promising
     assert choice is not None
     name = "the size that reaches the target" if advice.target_first else "the knee"
+    if advice.verdict is Verdict.NOTHING_GAINED:
+        run, alone = report.best(choice), report.without
+        assert run is not None
+        assert alone is not None
+        return (
+            f"Nothing is gained: by the curve {memory(choice.num_bytes)} would be {name}, but a replay with "
+            f"{memory(run.host_bytes)} finds {percent(run.hit_share)} of tokens, and without host memory "
+            f"{percent(alone.hit_share)}."
+        )
     return f"Give it {memory(choice.num_bytes)}, {name}: {found(report, choice)}."
 
 
@@ -119,15 +144,17 @@ def target(report: Report) -> str:
         return f"{what} is out of reach: a cache without bounds finds {most}."
     if advice.device_share >= advice.target_share:
         return f"{what} is what the device reaches alone."
-    if advice.target == advice.recommended:
+    if advice.target == _first(advice):
         return f"{what} is reached with that."
     return f"{what} takes {memory(advice.target.num_bytes)}: {advice.target.slots:,} slots."
 
 
-def second(report: Report) -> str:
-    """About the size that is not recommended, of the two."""
+def second(report: Report) -> str | None:
+    """About the size that is not recommended, of the two. None where there is nothing to say about it."""
     advice = report.advice
-    if (advice.recommended is None or advice.target_first) and advice.knee is not None:
+    if advice.knee is None or (advice.verdict is Verdict.NOTHING_GAINED and other_choice(report) is None):
+        return None
+    if _knee_is_second(advice):
         return f"The knee is at {memory(advice.knee.num_bytes)}: {found(report, advice.knee)}."
     return target(report)
 
@@ -135,11 +162,20 @@ def second(report: Report) -> str:
 def other_choice(report: Report) -> Choice | None:
     """The size that is not recommended, where host memory is needed for it and it is another."""
     advice = report.advice
-    if advice.recommended is None or advice.target_first:
+    if _knee_is_second(advice):
         other = advice.knee
     else:
         other = advice.target if advice.device_share < advice.target_share else None
-    return None if other == advice.recommended else other
+    return None if other is None or other == _first(advice) or not report.pays(other) else other
+
+
+def _first(advice: Advice) -> Choice | None:
+    """What the headline is about, recommended or not."""
+    return advice.promising if advice.verdict is Verdict.NOTHING_GAINED else advice.recommended
+
+
+def _knee_is_second(advice: Advice) -> bool:
+    return _first(advice) is None or advice.target_first
 
 
 def remarks(report: Report) -> Iterator[str]:

@@ -127,7 +127,7 @@ def test_processes_do_not_change_what_is_found(chat: str, monkeypatch: pytest.Mo
 def test_a_sampled_curve_says_so(chat: str) -> None:
     told = planned(chat, *DEVICE, "--curve-only", "--sample", "50%")
     assert told["curves"][0]["sampled"] == pytest.approx(0.5)
-    assert any("sampled: 50.0 % of blocks" in each for each in told["assumptions"])
+    assert any("sampled: 50 % of blocks" in each for each in told["assumptions"])
 
 
 def test_speeds_predict_waiting_times(chat: str) -> None:

@@ -85,9 +85,10 @@ def test_a_target_that_is_asked_for_is_recommended() -> None:
 
 
 def test_sizes_stay_when_another_curve_knows_them_better() -> None:
-    advice = advise(make_curve([10, 20, 30, 40], [0.1, 0.3, 0.46, 0.5]), BLOCK_BYTES, 0)
-    finer = make_curve([10, 20, 25, 30, 31, 40], [0.1, 0.3, 0.4, 0.46, 0.47, 0.5])
-    again = advice.by(finer)
+    advice = advise(make_curve([10, 20, 30, 40], [0.1, 0.3, 0.46, 0.5]), BLOCK_BYTES, 12)
+    finer = make_curve([10, 12, 20, 25, 30, 31, 40], [0.1, 0.15, 0.3, 0.4, 0.46, 0.47, 0.5])
+    again = advice.by(finer, 12)
+    assert (advice.device_share, again.device_share) == (0.1, 0.15)
     assert again.target is not None
     assert advice.target is not None
     assert (again.target.slots, again.target.hit_share) == (31, 0.47)

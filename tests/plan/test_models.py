@@ -201,6 +201,22 @@ def test_models_that_cannot_be_found_are_named(arguments: tuple[Any, ...], messa
             "hybrid_override_pattern of nemotron_h is not understood",
         ),
         ({"model_type": "granitemoehybrid"}, "layer_types is missing"),
+        ({"num_kv_shared_layers": "x"}, "num_kv_shared_layers is 'x'"),
+        ({"num_kv_shared_layers": 32}, "num_kv_shared_layers is 32"),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1"),
+        (
+            {"model_type": "llama4_text", "no_rope_layers": 5},
+            "no_rope_layers does not have a number for each of 32 layers",
+        ),
+        ({"num_hidden_layers": 10**12}, "1,000,000,000,000 layers"),
+        (
+            {"model_type": "chatglm", "multi_query_group_num": 2},
+            "multi_query_group_num of chatglm is not understood",
+        ),
+        ({"model_type": "nemotron-nas", "block_configs": [{}]}, "block_configs of nemotron-nas is not understood"),
+        ({"model_type": "dbrx", "attn_config": {"kv_n_heads": 8}}, "attn_config of dbrx is not understood"),
+        ({"model_type": "xlm-roberta"}, "xlm-roberta is an encoder, or has one"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5 is an encoder, or has one"),
     ],
 )
 def test_configs_that_do_not_say_enough_are_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -229,6 +245,58 @@ def test_bad_numbers_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"a config\.json that can be read"):
         load_model(tmp_path)
+
+
+def test_a_config_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"a config\.json that is not nested so deeply"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(("newer", "heads"), [(True, 8), (False, 1)])
+def test_falcons_with_one_head_of_keys_and_values_and_with_several(newer: bool, heads: int) -> None:
+    """As falcon-40b and falcon-7b have it: both say multi_query."""
+    falcon = {
+        "model_type": "falcon",
+        "num_hidden_layers": 60,
+        "hidden_size": 8192,
+        "num_attention_heads": 128,
+        "num_kv_heads": 8,
+        "multi_query": True,
+        "new_decoder_architecture": newer,
+    }
+    assert model_of(falcon, "falcon").bytes_per_token == 2 * 60 * heads * 64 * 2
+
+
+FIELDS = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "layer_types"),
+    *(
+        "num_kv_shared_layers",
+        "no_rope_layers",
+        "sliding_window",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "text_config",
+    ),
+    *("attention_chunk_size", "sliding_window_pattern", "full_attention_interval", "multi_query", "model_type"),
+    "text_config",
+)
+ODD = st.none() | st.booleans() | st.integers(-2, 40) | st.floats() | st.text(max_size=3)
+
+
+@given(
+    st.sampled_from(["llama", "gemma2", "llama4_text", "qwen3_next", "gemma4_text", "lfm2", "odd"]),
+    st.dictionaries(st.sampled_from(FIELDS), ODD | st.lists(ODD, max_size=3) | st.dictionaries(st.text(), ODD)),
+)
+def test_whatever_a_config_says_it_is_counted_or_named(kind: str, change: dict[str, Any]) -> None:
+    try:
+        model = model_of({**LLAMA, "model_type": kind, **change}, "x")
+    except ConfigError as error:
+        said = str(error)
+    else:
+        assert model.layout(16).bytes_per_block > 0
+        return
+    assert said.startswith("model: expected a config.json from which the KV cache can be counted")
 
 
 @given(layers=st.integers(1, 40), heads=st.sampled_from([1, 2, 4, 8]), ranks=st.sampled_from([1, 2, 4, 8, 16]))

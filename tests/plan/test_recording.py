@@ -19,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay import ConfigError, FullAttention, KVLayout, Mode, Recurrent, SlidingWindow, TraceError
+from forebay.plan.models import load_model
+from forebay.plan.run import Wanted, plan
+from forebay.plan.text import as_text
 from forebay.plan.traces import FileTrace, open_trace, recorded
 from forebay.recording import Recorder
 from forebay.settings import ConnectorSettings
@@ -414,6 +417,8 @@ def test_a_writer_that_cannot_keep_up_drops_and_says_so_once(
     trace = open_trace(tmp_path)
     assert len([*trace]) == 9
     assert trace.dropped == 41, "the recording knows"
+    report = plan(trace, Wanted(load_model("llama-3.1-8b"), curve_only=True))
+    assert "41 requests are missing from the recording" in " ".join(as_text(report).split())
     assert [each.message for each in caplog.records] == [
         "forebay: the recording cannot keep up: a request is not in it"
     ]

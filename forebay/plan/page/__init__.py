@@ -55,8 +55,8 @@ def _answer(report: Report) -> Iterator[str]:
     lines = list(words.remarks(report))
     if advice.recommended is not None:
         yield _pasted(words.pasted(report, advice.recommended))
-    if advice.knee is not None:
-        lines.append(words.second(report))
+    if (second := words.second(report)) is not None:
+        lines.append(second)
     yield from (f"<p>{escape(line)}</p>" for line in lines)
     if (other := words.other_choice(report)) is not None:
         yield _pasted(words.pasted(report, other))
@@ -96,11 +96,12 @@ def _key(drawing: str, name: str) -> str:
 
 
 def _points(report: Report) -> list[list[str]]:
-    sizes, shares = thinned(report.curve, _TABLE_POINTS)
+    # Where both curves are known. The bound has fewer sizes than the other, and all of its sizes are there too.
+    sizes, _ = thinned(report.curve if report.bound is None else report.bound, _TABLE_POINTS)
     names = ["host memory", "slots", "LRU"] + (["best possible"] if report.bound is not None else [])
     table = [names]
-    for size, share in zip(sizes, shares, strict=True):
-        row = [words.memory(size * report.block_bytes), f"{size:,}", percent(share)]
+    for size in sizes:
+        row = [words.memory(size * report.block_bytes), f"{size:,}", percent(report.curve.share_at(size))]
         table.append(row + ([percent(report.bound.share_at(size))] if report.bound is not None else []))
     return table
 
