@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
+from tempfile import gettempdir
 
-from forebay.cli.arguments import check_target
+from forebay.cli.output import UnwritableError, check_target, written
 from forebay.config import parse_size
 from forebay.errors import ConfigError
 from forebay.plan.document import as_document
@@ -20,14 +21,14 @@ from forebay.plan.traces import FileTrace, open_trace
 from forebay.policies import policy_class
 
 _TRACES = (".jsonl", ".ndjson", ".gz")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run(options: Namespace) -> int:
-    for option in ("json", "html"):
-        name = getattr(options, option)
-        check_target(f"--{option}", name)
+    for option, name in (("--json", None if options.json == "-" else options.json), ("--html", options.html)):
+        check_target(option, name)
         if name is not None and name.endswith(_TRACES):  # `plan --json trace.jsonl` would write over the trace
-            raise ConfigError(f"--{option}", name, "a file to be written, not named like a trace")
+            raise ConfigError(option, name, "a file to be written, not named like a trace")
     wanted = _wanted(options)
     trace = open_trace(
         options.trace,
@@ -40,19 +41,27 @@ def run(options: Namespace) -> int:
     progress = Progress(sys.stderr, "forebay plan")
     try:
         report = plan(trace, wanted, progress.show)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UnwritableError(f"the temporary folder {gettempdir()} (see TMPDIR)", error) from None
     finally:
         progress.clear()
     _say_what_was_skipped(trace)
     document = json.dumps(as_document(report), indent=1)
-    if options.json == "-":
-        print(document)
-    else:
-        print(as_text(report))
-    for option, text in (("json", document), ("html", page(report))):
-        if (name := getattr(options, option)) not in (None, "-"):
-            Path(name).write_text(text + "\n")
-            print(f"# {option.upper()}: {name}", file=sys.stderr)
+    # Before anything is printed: `| head -1` ends a command that prints.
+    if options.json not in (None, "-"):
+        _write("--json", options.json, document)
+    if options.html is not None:
+        _write("--html", options.html, page(report))
+    print(document if options.json == "-" else as_text(report))
     return 0
+
+
+def _write(option: str, name: str, text: str) -> None:
+    with written(option, name) as file:
+        file.write(text + "\n")
+    print(f"# {option[2:].upper()}: {name}", file=sys.stderr)
 
 
 def _wanted(options: Namespace) -> Wanted:
