@@ -17,6 +17,8 @@ from forebay.cli.plan_options import GENERATE, PLAN, add_generate, add_plan
 from forebay.errors import ConfigError, ForebayError
 
 _USAGE_EXIT = 2
+_OPTIONS = {"eviction_policy": "policy"}
+_POSITIONAL = ("trace", "kind", "url", "command")
 
 _CONFIG = """\
 Prints the JSON for vLLM's --kv-transfer-config, in one line. What it means goes to standard error.
@@ -91,18 +93,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_what_is_closed()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that a terminal cannot show is no reason to end
-    name = "forebay"
+    name, options = "forebay", argparse.Namespace()
     try:
         try:
-            options = _parser().parse_args(arguments)
+            _parser().parse_args(arguments, options)
             name = f"forebay {options.command}"
             code = _command(options.command)(options)
         except SystemExit as end:  # of argparse: help, or a wrong command line
             code = end.code if isinstance(end.code, int) else 0
         sys.stdout.flush()  # here, where it can be said that it fails
         return code
+    except ConfigError as error:
+        return _fail(name, _with_option(error, options), _USAGE_EXIT)
     except ForebayError as error:
-        return _fail(name, str(error), _USAGE_EXIT if isinstance(error, ConfigError) else 1)
+        return _fail(name, str(error), 1)
     except KeyboardInterrupt:
         return _fail(name, "interrupted", 128 + signal.SIGINT)
     except BrokenPipeError:  # who reads has seen enough, as `head` does
@@ -128,6 +132,15 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
     else:
         from forebay.cli.generate import run
     return run
+
+
+def _with_option(error: ConfigError, options: argparse.Namespace) -> str:
+    """A setting by the name that it has on the command line."""
+    line, setting = str(error), error.setting
+    option = _OPTIONS.get(setting, setting)
+    if option in vars(options) and option not in _POSITIONAL and line.startswith(f"{setting}: "):
+        return f"--{option.replace('_', '-')}{line.removeprefix(setting)}"
+    return line
 
 
 def _fail(name: str, line: str, code: int) -> int:

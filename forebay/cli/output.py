@@ -34,6 +34,14 @@ def check_target(option: str, name: str | None) -> None:
         raise ConfigError(option, name, wanted)
 
 
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two names are one file, or will be."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
 @contextmanager
 def written(option: str, name: str) -> Iterator[TextIO]:
     """A file that has its name once it is whole; until then, and if it never is, what was there stays.
