@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from contextlib import suppress
+from typing import NoReturn, TextIO
 
 from forebay import __version__
 from forebay.cli.arguments import between, whole
@@ -15,6 +17,8 @@ from forebay.cli.plan_options import GENERATE, PLAN, add_generate, add_plan
 from forebay.errors import ConfigError, ForebayError
 
 _USAGE_EXIT = 2
+_OPTIONS = {"eviction_policy": "policy"}
+_POSITIONAL = ("trace", "kind", "url", "command")
 
 _CONFIG = """\
 Prints the JSON for vLLM's --kv-transfer-config, in one line. What it means goes to standard error.
@@ -86,26 +90,76 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    _open_what_is_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that a terminal cannot show is no reason to end
+    name, options = "forebay", argparse.Namespace()
+    try:
+        try:
+            _parser().parse_args(arguments, options)
+            name = f"forebay {options.command}"
+            code = _command(options.command)(options)
+        except SystemExit as end:  # of argparse: help, or a wrong command line
+            code = end.code if isinstance(end.code, int) else 0
+        sys.stdout.flush()  # here, where it can be said that it fails
+        return code
+    except ConfigError as error:
+        return _fail(name, _with_option(error, options), _USAGE_EXIT)
+    except ForebayError as error:
+        return _fail(name, str(error), 1)
+    except KeyboardInterrupt:
+        return _fail(name, "interrupted", 128 + signal.SIGINT)
+    except BrokenPipeError:  # who reads has seen enough, as `head` does
+        return 0
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _fail(name, f"{where}{error.strerror or error}", 1)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            _let_go(stream)
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
     run: Callable[[argparse.Namespace], int]
-    if options.command == "config":
+    if name == "config":
         from forebay.cli.config import run
-    elif options.command == "top":
+    elif name == "top":
         from forebay.cli.top import run
-    elif options.command == "doctor":
+    elif name == "doctor":
         from forebay.cli.doctor import run
-    elif options.command == "plan":
+    elif name == "plan":
         from forebay.cli.plan import run
     else:
         from forebay.cli.generate import run
+    return run
+
+
+def _with_option(error: ConfigError, options: argparse.Namespace) -> str:
+    """A setting by the name that it has on the command line."""
+    line, setting = str(error), error.setting
+    option = _OPTIONS.get(setting, setting)
+    if option in vars(options) and option not in _POSITIONAL and line.startswith(f"{setting}: "):
+        return f"--{option.replace('_', '-')}{line.removeprefix(setting)}"
+    return line
+
+
+def _fail(name: str, line: str, code: int) -> int:
+    with suppress(OSError):  # who does not read it has the exit code
+        print(f"{name}: {line}", file=sys.stderr)
+    return code
+
+
+def _open_what_is_closed() -> None:
+    """After `>&-` there is no stream at all, and the next file opened would take its place."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
+def _let_go(stream: TextIO) -> None:
+    """What cannot be written any more is dropped, or Python complains about it at exit."""
     try:
-        return run(options)
-    except ForebayError as error:
-        print(f"forebay {options.command}: {error}", file=sys.stderr)
-        return _USAGE_EXIT if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        print(f"forebay {options.command}: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # who reads has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-        return 0
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
-
-from forebay.errors import ConfigError
 
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
@@ -52,12 +48,3 @@ def share(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"expected a share such as 30% or 0.3, got {text!r}")
     return value
-
-
-def check_target(option: str, name: str | None) -> None:
-    """Before anything expensive: whether a file can be written there. Raises ConfigError."""
-    if name is None or name == "-":
-        return
-    target = Path(name)
-    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise ConfigError(option, name, "a file that can be written")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 
-from forebay.cli.arguments import check_target
+from forebay.cli.output import UnwritableError, check_target, is_same, written
 from forebay.config import parse_size
 from forebay.errors import ConfigError
 from forebay.plan.document import as_document
@@ -17,17 +21,15 @@ from forebay.plan.progress import Progress
 from forebay.plan.run import USUAL_MODEL, Wanted, plan
 from forebay.plan.text import as_text
 from forebay.plan.traces import FileTrace, open_trace
+from forebay.plan.traces.opening import SUFFIXES
 from forebay.policies import policy_class
 
 _TRACES = (".jsonl", ".ndjson", ".gz")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run(options: Namespace) -> int:
-    for option in ("json", "html"):
-        name = getattr(options, option)
-        check_target(f"--{option}", name)
-        if name is not None and name.endswith(_TRACES):  # `plan --json trace.jsonl` would write over the trace
-            raise ConfigError(f"--{option}", name, "a file to be written, not named like a trace")
+    _check_targets(options)
     wanted = _wanted(options)
     trace = open_trace(
         options.trace,
@@ -40,19 +42,57 @@ def run(options: Namespace) -> int:
     progress = Progress(sys.stderr, "forebay plan")
     try:
         report = plan(trace, wanted, progress.show)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UnwritableError(f"the temporary folder {gettempdir()} (see TMPDIR)", error) from None
     finally:
         progress.clear()
     _say_what_was_skipped(trace)
     document = json.dumps(as_document(report), indent=1)
-    if options.json == "-":
-        print(document)
-    else:
-        print(as_text(report))
-    for option, text in (("json", document), ("html", page(report))):
-        if (name := getattr(options, option)) not in (None, "-"):
-            Path(name).write_text(text + "\n")
-            print(f"# {option.upper()}: {name}", file=sys.stderr)
+    # Before anything is printed: `| head -1` ends a command that prints.
+    if options.json not in (None, "-"):
+        _write("--json", options.json, document)
+    if options.html is not None:
+        _write("--html", options.html, page(report))
+    print(document if options.json == "-" else as_text(report))
     return 0
+
+
+def _check_targets(options: Namespace) -> None:
+    """That nothing is written over what is read, nor where it would be read next time."""
+    given = [("--json", options.json)] if options.json not in (None, "-") else []
+    given += [("--html", options.html)] if options.html is not None else []
+    for option, name in given:
+        check_target(option, name)
+        if name.endswith(_TRACES):  # `plan --json trace.jsonl` would write over the trace
+            raise ConfigError(option, name, "a file to be written, not named like a trace")
+    targets = [(option, name, Path(name).resolve()) for option, name in given]
+    for option, name, target in targets:
+        if any(is_same(target, each) for each in _inputs(options)):
+            raise ConfigError(option, name, "a file to be written, not one that is read")
+        if target.name.endswith(SUFFIXES) and any(is_same(target.parent, Path(each)) for each in options.trace):
+            raise ConfigError(option, name, f"a file elsewhere: in {target.parent} it would be part of the trace")
+    if len(targets) == 2 and is_same(targets[0][2], targets[1][2]):
+        raise ConfigError("--html", options.html, "another file than --json")
+
+
+def _inputs(options: Namespace) -> Iterator[Path]:
+    for path in map(Path, options.trace):
+        yield path
+        yield path.with_name(f"{path.name}.gz")  # is read if the other is not there
+        with suppress(OSError):  # no folder, or none that can be read: open_trace() says so
+            yield from (each for each in path.iterdir() if each.name.removesuffix(".gz").endswith(SUFFIXES))
+    if options.tokenizer is not None:
+        yield Path(options.tokenizer)
+    if options.model is not None:
+        yield from (Path(options.model), Path(options.model) / "config.json")
+
+
+def _write(option: str, name: str, text: str) -> None:
+    with written(option, name) as file:
+        file.write(text + "\n")
+    print(f"# {option[2:].upper()}: {name}", file=sys.stderr)
 
 
 def _wanted(options: Namespace) -> Wanted:

@@ -130,7 +130,12 @@ def load_model(
     if model is None:
         raise ConfigError("model", model, "a config.json, a name, or kv_bytes_per_token")
     path = Path(model)
-    if path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:  # a name that is too long, or a folder nobody may look into
+        wanted = f"a config.json that can be read, or a name ({error.strerror})"
+        raise ConfigError("model", fspath(model), wanted) from None
+    if is_there:
         return model_of(_read(path), fspath(model), tensor_parallel=tensor_parallel, cache_dtype=cache_dtype)
     found = KNOWN_MODELS.get(_plain_name(fspath(model)))
     if found is None:

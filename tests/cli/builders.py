@@ -64,7 +64,7 @@ def right(**changes: Any) -> dict[str, Any]:
 
 
 def forebay(
-    *arguments: str, text: str | None = None, without: tuple[str, ...] = ()
+    *arguments: str, text: str | None = None, without: tuple[str, ...] = (), cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     script = _WITHOUT.format(refused=without, arguments=list(arguments))
     command = ["-c", script] if without else ["-m", "forebay.cli", *arguments]
@@ -72,6 +72,7 @@ def forebay(
         [sys.executable, "-W", "error", *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         input=text,
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=60,

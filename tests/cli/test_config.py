@@ -130,7 +130,7 @@ def test_sizes_for_people_and_for_commands() -> None:
     ("arguments", "named"),
     [
         (["--memory", "6gigs"], "forebay config: --memory: expected"),
-        (["--policy", "mru"], "forebay config: eviction_policy: expected"),
+        (["--policy", "mru"], "forebay config: --policy: expected"),
         (["--mode", "slow"], "--mode"),
         (["--verify", "some"], "--verify"),
         (["--ranks", "0"], "--ranks"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,13 +185,13 @@ def test_models_with_windows_and_latents_are_planned_for(chat: str, model: str) 
         (["--sizes", "20GB,"], "--sizes: expected a list with commas between"),
         (["--sizes", "lots"], "--sizes: expected whole bytes, or text such as"),
         (["--sizes", "1MB"], "--sizes: expected at least a block of the trace, 8.39 MB, got '1 MB'"),
-        (["--policy", "fifo"], "'fifo'"),
-        (["--model", "no-such-model"], "model: expected a folder with a config.json, or a name"),
+        (["--policy", "fifo"], "forebay plan: --policy: expected "),
+        (["--model", "no-such-model"], "forebay plan: --model: expected a folder with a config.json, or a name"),
         (
             ["--model", "llama-3.1-8b", "--kv-bytes-per-token", "1"],
             "--kv-bytes-per-token: expected nothing beside",
         ),
-        (["--cache-dtype", "int3"], "cache_dtype: expected one of"),
+        (["--cache-dtype", "int3"], "forebay plan: --cache-dtype: expected one of"),
         (["--device-memory", "1KB"], "--device-memory: expected at least a block of the trace, 8.39 MB"),
         (["--device-memory", "x"], "--device-memory: expected whole bytes"),
         (["--device-memory", "1GB", "--device-tokens", "5"], "not allowed with"),
@@ -207,6 +209,101 @@ def test_a_wrong_command_line_is_one_line(chat: str, arguments: list[str], said:
     assert said in run.stderr
     assert run.stderr.startswith("forebay plan: ")
     assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "one.json --json one.json",
+            "--json: expected a file to be written, not one that is read, got 'one.json'",
+        ),
+        ("one.json --json ./sub/../one.json", "--json: expected a file to be written, not one that is read"),
+        ("one.json --html link.html", "--html: expected a file to be written, not one that is read"),
+        ("one.json --html hard.html", "--html: expected a file to be written, not one that is read"),
+        ("link.html --html one.json", "--html: expected a file to be written, not one that is read"),
+        ("sub --html into.html", "--html: expected a file to be written, not one that is read"),
+        ("sub --json sub/plan.json", "--json: expected a file elsewhere: in "),
+        ("sub/ --html sub/plan.json", "--html: expected a file elsewhere: in "),
+        (
+            "one.json --tokenizer t.json --json t.json",
+            "--json: expected a file to be written, not one that is read",
+        ),
+        ("one.json --model model --json model/config.json", "--json: expected a file to be written, not one that"),
+        ("one.json --json x --html x", "--html: expected another file than --json, got 'x'"),
+        ("one.json --json x --html ./sub/../x", "--html: expected another file than --json"),
+        ("one.json --json new.link --html x", "--html: expected another file than --json"),
+    ],
+)
+def test_what_is_read_is_not_written_over(chat: str, tmp_path: Path, arguments: str, said: str) -> None:
+    shutil.copy(chat, tmp_path / "one.json")
+    for folder in ("sub", "model"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(chat, tmp_path / "sub/two.json")
+    (tmp_path / "t.json").write_text("{}")
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "link.html").symlink_to("one.json")
+    (tmp_path / "hard.html").hardlink_to(tmp_path / "one.json")
+    (tmp_path / "into.html").symlink_to("sub/two.json")
+    (tmp_path / "new.link").symlink_to("x")
+    before = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    run = forebay("plan", *arguments.split(), cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith(f"forebay plan: {said}")
+    assert run.stderr.count("\n") == 1
+    assert {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()} == before
+
+
+def test_a_page_may_lie_beside_the_trace(chat: str, tmp_path: Path) -> None:
+    shutil.copy(chat, tmp_path)
+    for _ in range(2):
+        run = forebay("plan", str(tmp_path), "--curve-only", "--html", str(tmp_path / "plan.html"))
+        assert run.returncode == 0, run.stderr
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "{chat}", "--html", LONG], "forebay plan: --html: expected a file that can be written"),
+        (["plan", "{chat}", "--json", LONG], "forebay plan: --json: expected a file that can be written"),
+        (["plan", "{chat}", "--model", LONG], "forebay plan: --model: expected a config.json that can be read"),
+        (
+            ["generate", "chat", "--output", LONG],
+            "forebay generate: --output: expected a file that can be written",
+        ),
+        (["config", "--model", LONG], "forebay config: --model: expected a folder with a config.json"),
+    ],
+)
+def test_names_that_are_too_long_are_one_line(chat: str, arguments: list[str], said: str) -> None:
+    run = forebay(*(each.format(chat=chat) for each in arguments))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.splitlines()[-1].startswith(said)
+    assert "File name too long" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("option", "said"), [("--html", "--html: "), ("--model", "--model: ")])
+def test_folders_nobody_may_look_into_are_one_line(
+    chat: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str, said: str
+) -> None:
+    """Without such a folder: whoever may do everything could look into it."""
+    from forebay.cli import main
+
+    looked_at = Path.stat
+
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if "closed" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return looked_at(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert main(["plan", chat, option, "closed/here"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"forebay plan: {said}")
+    assert "(Permission denied)" in errors
 
 
 def test_a_bad_trace_is_one_line_and_can_be_skipped(chat: str, tmp_path: Path) -> None:
