@@ -196,7 +196,11 @@ def test_models_with_windows_and_latents_are_planned_for(chat: str, model: str) 
         (["--device-memory", "x"], "--device-memory: expected whole bytes"),
         (["--device-memory", "1GB", "--device-tokens", "5"], "not allowed with"),
         (["--target-hit-share", "120%"], "expected a share such as 30% or 0.3, got '120%'"),
-        (["--prefill-tokens-per-s", "5"], "expected both speeds or none"),
+        (["--prefill-tokens-per-s", "5"], "--prefill-tokens-per-s: expected both speeds or none"),
+        (
+            ["--bus-gb-per-s", "5"],
+            "--bus-gb-per-s: expected both speeds or none: --prefill-tokens-per-s too, got 5",
+        ),
         (["--bus-gb-per-s", "0"], "expected a number above 0, got '0'"),
         (["--html", "no/such/folder/plan.html"], "--html: expected a file that can be written"),
         (["--json", "other.jsonl"], "--json: expected a file to be written, not named like a trace"),
@@ -317,7 +321,7 @@ def test_a_bad_trace_is_one_line_and_can_be_skipped(chat: str, tmp_path: Path) -
     skipping = forebay("plan", str(bad), "--curve-only", "--skip-bad-lines")
     assert skipping.returncode == 0
     assert "; 1 bad line was skipped" in " ".join(skipping.stdout.split())
-    assert f"{bad}:6" in skipping.stderr
+    assert skipping.stderr.startswith(f"# skipped 1 bad line:\n#   {bad}:6: ")
     missing = forebay("plan", str(tmp_path / "missing.jsonl"))
     assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
 
