@@ -7,8 +7,10 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from types import FrameType
 from typing import NoReturn, TextIO
 
 from forebay import __version__
@@ -98,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             _parser().parse_args(arguments, options)
             name = f"forebay {options.command}"
-            code = _command(options.command)(options)
+            run = _command(options.command)
+            with nullcontext() if options.command == "top" else _ending_in_order():  # top sees to that itself
+                code = run(options)
         except SystemExit as end:  # of argparse: help, or a wrong command line
             code = end.code if isinstance(end.code, int) else 0
         sys.stdout.flush()  # here, where it can be said that it fails
@@ -109,6 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(name, str(error), 1)
     except KeyboardInterrupt:
         return _fail(name, "interrupted", 128 + signal.SIGINT)
+    except _Ended as ended:
+        return _fail(name, "ended", 128 + ended.signal)
     except BrokenPipeError:  # who reads has seen enough, as `head` does
         return 0
     except OSError as error:
@@ -132,6 +138,31 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
     else:
         from forebay.cli.generate import run
     return run
+
+
+class _Ended(BaseException):
+    def __init__(self, signal_: int) -> None:
+        self.signal = signal_
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Being ended is an exception, like Control-C: files that are half written and folders for a while go away."""
+
+    def end(signal_: int, frame: FrameType | None) -> NoReturn:
+        raise _Ended(signal_)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only that one may say so
+        return
+    heard = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in heard:  # not those that `nohup` has turned off
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in heard:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _with_option(error: ConfigError, options: argparse.Namespace) -> str:

@@ -63,6 +63,8 @@ def show(options: Namespace) -> int:
 def _explain(settings: ConnectorSettings, limits: list[Limit], options: Namespace) -> Iterator[str]:
     ranks = options.ranks or 1
     per_rank = settings.per_rank(ranks)
+    if per_rank < 1:
+        raise ConfigError("--memory", options.memory, f"at least a byte for each of {ranks} ranks")
     if options.memory is None:
         yield f"{shown(DEFAULT_BYTES)} for all ranks of an engine together, as by default (see --memory)"
     elif settings.bytes_per_rank is None:

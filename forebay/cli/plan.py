@@ -99,10 +99,10 @@ def _wanted(options: Namespace) -> Wanted:
     policies = _listed("--policy", options.policy)
     for policy in policies:
         policy_class(policy)  # raises if there is none
-    if (options.prefill_tokens_per_s is None) != (options.bus_gb_per_s is None):
-        raise ConfigError(
-            "--prefill-tokens-per-s", options.prefill_tokens_per_s, "both speeds or none: --bus-gb-per-s"
-        )
+    speeds = (("--prefill-tokens-per-s", options.prefill_tokens_per_s), ("--bus-gb-per-s", options.bus_gb_per_s))
+    for (option, value), (other, missing) in (speeds, speeds[::-1]):
+        if value is not None and missing is None:
+            raise ConfigError(option, value, f"both speeds or none: {other} too")
     return Wanted(
         model=_model(options),
         model_assumed=options.model is None and options.kv_bytes_per_token is None,
@@ -150,6 +150,7 @@ def _size(option: str, text: str) -> int:
 
 def _say_what_was_skipped(trace: FileTrace) -> None:
     if trace.skipped:
-        print(f"# skipped {trace.skipped:,} bad lines, the first of them:", file=sys.stderr)
+        lines = "1 bad line:" if trace.skipped == 1 else f"{trace.skipped:,} bad lines, the first of them:"
+        print(f"# skipped {lines}", file=sys.stderr)
         for reason in trace.reasons:
             print(f"#   {reason}", file=sys.stderr)

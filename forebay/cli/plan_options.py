@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forebay.cli.arguments import positive, share, whole
+from forebay.cli.arguments import between, positive, share, whole
 
 PLAN = """\
 Says how much host memory is worth giving, from a trace of requests.
@@ -99,7 +99,10 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     like.add_argument("--sessions-per-s", metavar="N", type=positive, help="new chats, tasks or questions")
     like.add_argument("--turns", metavar="N", type=whole(1), help="requests of a session, about")
     like.add_argument(
-        "--pause-s", metavar="N", type=positive, help="from an answer to the next request of a session"
+        "--pause-s",
+        metavar="N",
+        type=between(0, 1e9, "seconds"),
+        help="from an answer to the next request of a session",
     )
     like.add_argument("--prefixes", metavar="N", type=whole(1), help="system prompts or documents that are shared")
     like.add_argument("--prefix-tokens", metavar="N", type=whole(1), help="of each of them, about")

@@ -21,6 +21,10 @@ from typing import Any
 from forebay.errors import ConfigError, UnknownKeyError, is_whole
 
 _MS = 1000
+_MOST = 1e9
+"""Of times and rates: more is no traffic, and its arithmetic would overflow."""
+_MOST_WHOLE = 10**7
+"""Of lengths and counts, and of the blocks of all prefixes together, which are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +190,15 @@ def _checked(kind: str, requests: int, seed: int, block_tokens: int, changes: Ma
         if name not in known:
             raise UnknownKeyError(name, known, f"traffic of kind {kind!r}")
         if known[name].type == "int":
-            if not is_whole(value) or value < 1:
-                raise ConfigError(name, value, "a whole number of at least 1")
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise ConfigError(name, value, "a number of at least 0")
-        elif name.endswith("per_s") and value == 0:
-            raise ConfigError(name, value, "a number above 0")
-    return replace(KINDS[kind], **changes)
+            if not is_whole(value) or not 1 <= value <= _MOST_WHOLE:
+                raise ConfigError(name, value, f"a whole number from 1 to {_MOST_WHOLE:,}")
+        else:
+            lowest, shown = (1 / _MOST, "1e-9") if name.endswith("per_s") else (0.0, "0")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= _MOST:
+                raise ConfigError(name, value, f"a number from {shown} to 1e9")
+    traffic = replace(KINDS[kind], **changes)
+    if traffic.prefixes * traffic.prefix_tokens // block_tokens > _MOST_WHOLE:
+        name = "prefixes" if "prefixes" in changes else "prefix_tokens"
+        wanted = f"prefixes * prefix_tokens of at most {_MOST_WHOLE:,} blocks of {block_tokens} tokens"
+        raise ConfigError(name, getattr(traffic, name), wanted)
+    return traffic

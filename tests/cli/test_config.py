@@ -134,6 +134,7 @@ def test_sizes_for_people_and_for_commands() -> None:
         (["--mode", "slow"], "--mode"),
         (["--verify", "some"], "--verify"),
         (["--ranks", "0"], "--ranks"),
+        (["--memory", "1B", "--ranks", "8"], "--memory: expected at least a byte for each of 8 ranks, got '1B'"),
         (["--model", "/nowhere"], "forebay config: --model: expected a folder with a config.json"),
         (["--memroy", "1GB"], "--memroy"),
     ],

@@ -196,7 +196,11 @@ def test_models_with_windows_and_latents_are_planned_for(chat: str, model: str) 
         (["--device-memory", "x"], "--device-memory: expected whole bytes"),
         (["--device-memory", "1GB", "--device-tokens", "5"], "not allowed with"),
         (["--target-hit-share", "120%"], "expected a share such as 30% or 0.3, got '120%'"),
-        (["--prefill-tokens-per-s", "5"], "expected both speeds or none"),
+        (["--prefill-tokens-per-s", "5"], "--prefill-tokens-per-s: expected both speeds or none"),
+        (
+            ["--bus-gb-per-s", "5"],
+            "--bus-gb-per-s: expected both speeds or none: --prefill-tokens-per-s too, got 5",
+        ),
         (["--bus-gb-per-s", "0"], "expected a number above 0, got '0'"),
         (["--html", "no/such/folder/plan.html"], "--html: expected a file that can be written"),
         (["--json", "other.jsonl"], "--json: expected a file to be written, not named like a trace"),
@@ -317,7 +321,7 @@ def test_a_bad_trace_is_one_line_and_can_be_skipped(chat: str, tmp_path: Path) -
     skipping = forebay("plan", str(bad), "--curve-only", "--skip-bad-lines")
     assert skipping.returncode == 0
     assert "; 1 bad line was skipped" in " ".join(skipping.stdout.split())
-    assert f"{bad}:6" in skipping.stderr
+    assert skipping.stderr.startswith(f"# skipped 1 bad line:\n#   {bad}:6: ")
     missing = forebay("plan", str(tmp_path / "missing.jsonl"))
     assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
 
@@ -391,6 +395,41 @@ def test_control_c_ends_all_of_it(chat: str, tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["long.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"), [(signal.SIGTERM, "ended"), (signal.SIGHUP, "ended"), (signal.SIGINT, "interrupted")]
+)
+@pytest.mark.parametrize(
+    ("command", "begun"),
+    [
+        (["plan", "long.jsonl", "--sizes", "70GB"], "forebay-plan-*"),
+        (["generate", "agent", "--requests", "1000000", "--output", "made.jsonl"], ".forebay-*.part"),
+    ],
+)
+def test_nothing_stays_behind(
+    tmp_path: Path, command: list[str], begun: str, ending: signal.Signals, said: str
+) -> None:
+    if command[0] == "plan":
+        forebay("generate", "agent", "--requests", "1500", "--output", "long.jsonl", cwd=tmp_path)
+    before = [*tmp_path.iterdir()]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not [*tmp_path.glob(begun)]:
+        assert time.monotonic() < deadline
+        assert child.poll() is None, "it has ended before it could be ended"
+        time.sleep(0.01)
+    child.send_signal(ending)
+    output, errors = child.communicate(timeout=60)
+    assert (child.returncode, output, errors) == (128 + ending, "", f"forebay {command[0]}: {said}\n")
+    assert [*tmp_path.iterdir()] == before
+
+
 def _has_worked(process: int) -> bool:
     """Half a second: it is not only starting."""
     try:
@@ -427,7 +466,24 @@ def test_what_it_is_like_can_be_changed() -> None:
     )
     lengths = [json.loads(line)["input_length"] for line in run.stdout.splitlines()]
     assert min(lengths) > 2500
+    assert forebay("generate", "chat", "--requests", "1", "--pause-s", "0").returncode == 0
     wrong = forebay("generate", "poetry")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     wrong = forebay("generate", "chat", "--output", "no/such/folder/chat.jsonl")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--prefix-tokens", "99999999999"),
+        ("--prefixes", "9999999"),
+        ("--sessions-per-s", "1e-320"),
+        ("--sessions-per-s", "1e10"),
+        ("--pause-s", "1e300"),
+    ],
+)
+def test_what_is_too_much_is_named_by_its_option(option: str, value: str) -> None:
+    run = forebay("generate", "chat", option, value)
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+    assert f"{option}: expected " in run.stderr.replace(f"argument {option}", option)

@@ -109,15 +109,39 @@ def test_memory_does_not_grow_with_the_trace() -> None:
         ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
         ({"block_tokens": True}, "block_tokens: expected a whole number of at least 1, got True"),
         ({"turn": 5}, "traffic of kind 'chat': unknown key 'turn'; did you mean 'turns'?"),
-        ({"turns": 0}, "turns: expected a whole number of at least 1, got 0"),
-        ({"pause_s": float("nan")}, "pause_s: expected a number of at least 0, got nan"),
-        ({"sessions_per_s": 0}, "sessions_per_s: expected a number above 0, got 0"),
+        ({"turns": 0}, "turns: expected a whole number from 1 to 10,000,000, got 0"),
+        ({"turns": 10**400}, "turns: expected a whole number from 1 to 10,000,000, got 1"),
+        ({"prefix_tokens": 99999999999}, "prefix_tokens: expected a whole number from 1 to 10,000,000, got 999"),
+        (
+            {"prefixes": 10**6},
+            "prefixes: expected prefixes * prefix_tokens of at most 10,000,000 blocks of 16 tok",
+        ),
+        ({"pause_s": float("nan")}, "pause_s: expected a number from 0 to 1e9, got nan"),
+        ({"pause_s": 1e300}, "pause_s: expected a number from 0 to 1e9, got 1e+300"),
+        ({"sessions_per_s": 0}, "sessions_per_s: expected a number from 1e-9 to 1e9, got 0"),
+        ({"sessions_per_s": 1e-320}, "sessions_per_s: expected a number from 1e-9 to 1e9, got 1e-320"),
+        ({"sessions_per_s": 1e10}, "sessions_per_s: expected a number from 1e-9 to 1e9, got 10000000000.0"),
     ],
 )
 def test_bad_arguments_are_named_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         generate(**{"kind": "chat", "requests": 10, **arguments})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_whatever_is_allowed_can_be_made(kind: str, data: st.DataObject) -> None:
+    changes: dict[str, Any] = {}
+    for field in fields(Traffic):
+        if field.type == "int":
+            most = {"prefixes": 100, "max_tokens": 10**7}.get(field.name, 10**5)
+            changes[field.name] = data.draw(st.integers(1, most), field.name)
+        else:
+            least = 1e-9 if field.name.endswith("per_s") else 0
+            changes[field.name] = data.draw(st.floats(least, 1e9), field.name)
+    made = [*generate(kind, requests=5, block_tokens=512, **changes)]
+    assert [each["timestamp"] for each in made] == sorted(each["timestamp"] for each in made)
 
 
 def test_every_parameter_is_described() -> None:
