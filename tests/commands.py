@@ -6,18 +6,15 @@ Every command has to fit one of RULES; the first that fits counts. A new one tha
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import stat
-import sys
 import textwrap
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.test_readme import FENCE, PAGES, ROOT
+from tests.test_readme import FENCE, PAGES
 
 _SHELLS = ("bash", "sh", "shell", "console")
 _PROGRAMS = (
@@ -197,19 +194,3 @@ def to_run(how: How) -> list[Shown]:
         for command in shown(page)
         if (rule := rule_of(command)) is not None and rule.how is how
     ]
-
-
-def environment(folder: Path, vllm: str | None = None) -> dict[str, str]:
-    """Where `forebay` and `python` are those of this environment, and `vllm`, if given, is a line of bash."""
-    scripts = {
-        "forebay": f'exec {shlex.quote(sys.executable)} -m forebay.cli "$@"',
-        "python": f'exec {shlex.quote(sys.executable)} "$@"',
-    }
-    if vllm is not None:
-        scripts["vllm"] = vllm
-    for name, line in scripts.items():
-        file = folder / "bin" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"#!/bin/bash\n{line}\n")
-        file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

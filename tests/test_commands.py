@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.builders import right
-from tests.commands import RULES, How, Shown, environment, rule_of, shown, to_run
+from tests.commands import RULES, How, Shown, rule_of, shown, to_run
+from tests.shell import shell
 from tests.test_readme import PAGES, ROOT
 
 ALL = [command for page in PAGES for command in shown(page)]
@@ -43,7 +44,7 @@ def test_tests_that_run_commands_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_run(page: Path, tmp_path: Path) -> None:
     """In their order: some read what others have written."""
-    outside = environment(tmp_path)
+    outside = shell(tmp_path)
     (tmp_path / "given.json").write_text(json.dumps(right()))
     for command in (each for each in to_run(How.HERE) if each.page == page.name):
         rule = rule_of(command)

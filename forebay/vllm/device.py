@@ -1,4 +1,4 @@
-"""vLLM's BlockPool as the core's device pool."""
+"""vLLM's BlockPool as the core's device pool, and the host pool as callers of vLLM's class read it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from forebay.ids import BlockId, Key, group_suffix
+from forebay.pool import HostPool
 
 _GROUP_BYTES = 4
 
@@ -118,3 +119,14 @@ class BlockPoolDevice:
         queue.popleft_n(len(ahead))
         merged = sorted(ahead + returning, key=lambda block: place.get(BlockId(block.block_id), -1))
         queue.prepend_n(merged)
+
+
+class CpuBlockPool:
+    """The part of vLLM's BlockPool that callers read of the host pool."""
+
+    def __init__(self, pool: HostPool) -> None:
+        self._pool = pool
+
+    def get_num_free_blocks(self) -> int:
+        """Slots that could be taken now: empty ones, and cached ones that nobody uses."""
+        return self._pool.ready - self._pool.pinned - self._pool.filling

@@ -29,13 +29,12 @@ from forebay.engine import Progress
 from forebay.groups import ChunkedLocal, Group, Recurrent, SlidingWindow, host_slots
 from forebay.ids import BlockId, Rank, RequestId, TransferId
 from forebay.manager import OffloadManager, Step
-from forebay.pool import HostPool
 from forebay.recording import Recorder
 from forebay.recording.recorder import DEFAULT_BYTES as DEFAULT_RECORDING_BYTES
 from forebay.requests import NotYet
 from forebay.transfers import Outcome, Report
 from forebay.vllm import compat
-from forebay.vllm.device import BlockPoolDevice
+from forebay.vllm.device import BlockPoolDevice, CpuBlockPool
 from forebay.vllm.events import EventTranslator
 from forebay.vllm.layout import EngineLayout, group_of
 from forebay.vllm.metadata import SimpleCPUOffloadMetadata, SimpleCPUOffloadWorkerMetadata, Verdict
@@ -46,17 +45,6 @@ logger = init_logger("vllm.forebay")
 
 _IDLE_S = 0.0002
 """Next to nothing for who waits for a copy, and enough for another thread to begin."""
-
-
-class CpuBlockPool:
-    """The part of vLLM's BlockPool that callers read of the host pool."""
-
-    def __init__(self, pool: HostPool) -> None:
-        self._pool = pool
-
-    def get_num_free_blocks(self) -> int:
-        """Slots that could be taken now: empty ones, and cached ones that nobody uses."""
-        return self._pool.ready - self._pool.pinned - self._pool.filling
 
 
 class SimpleCPUOffloadScheduler:

@@ -15,9 +15,9 @@ from forebay.cli.top.canvas import Look, Style
 from forebay.cli.top.draw import frame
 from forebay.cli.top.view import Alarm
 from tests.cli.builders import ROOT, forebay
-from tests.cli.shell import shell
 from tests.cli.top.fake import FakeServer, engine_lines, page
 from tests.cli.top.screens import down, screen, server
+from tests.shell import shell
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 HEAD = "| id | severity | what | why | type |\n| --- | --- | --- | --- | --- |\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.builders import forebay
-from tests.cli.shell import shell
+from tests.shell import shell
 
 
 @pytest.fixture(scope="module")

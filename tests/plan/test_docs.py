@@ -15,8 +15,8 @@ import pytest
 from forebay.plan.advice import Verdict
 from forebay.plan.document import SCHEMA, as_document
 from tests.cli.builders import ROOT
-from tests.cli.shell import shell
 from tests.plan.reports import make_report
+from tests.shell import shell
 
 PAGE = ROOT / "docs" / "how-much-memory.md"
 TEXT = PAGE.read_text()

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.commands import How, Shown, environment, rule_of, to_run
+from tests.commands import How, Shown, rule_of, to_run
+from tests.shell import SAYS_WHAT_IT_WAS_GIVEN, shell
 from tests.test_readme import PAGES, ROOT, snippets
 from tests.vllm.checkpoint import save_checkpoint
 from tests.vllm.server import Server
@@ -38,11 +39,11 @@ def _arguments(command: Shown, folder: Path) -> list[str]:
     return arguments
 
 
-def _bash(text: str, folder: Path, vllm: str | None = None) -> subprocess.CompletedProcess[str]:
+def _bash(text: str, folder: Path, vllm: str = SAYS_WHAT_IT_WAS_GIVEN) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", text],
         cwd=ROOT if text.startswith("python") else folder,
-        env=environment(folder, vllm),
+        env=shell(folder, vllm),
         capture_output=True,
         text=True,
         timeout=200,
