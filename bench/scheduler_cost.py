@@ -10,15 +10,17 @@ What is timed is what an engine waits for, in nanoseconds per block:
     match        a new request asks what the host has
     plan load    it gets blocks and accepts the offer; the order for the copies is handed out
     finish load  the copies are reported done
+    ends         both requests end (also on a line of its own; what the ghost puts off is done then)
 
 and in microseconds for each call: the match, asked again and again while the request waits.
 
-    python bench/scheduler_cost.py [--rival vllm] [--blocks 1000 6250 25000 100000] [--repeats 7] [--json FILE]
+    python bench/scheduler_cost.py [--rival vllm | no-ghost] [--blocks 1000 6250 …] [--repeats 7] [--json FILE]
 
 `--rival vllm` makes the same calls of two classes: vLLM's own `SimpleCPUOffloadScheduler` and Forebay's of that
-name, both over vLLM's own device pool. Rounds of the two sides alternate; each has fresh managers, and the first
-of each side is not counted. The collector is off while the clock runs. Numbers are medians. At the end: what a
-host pool of a million slots takes.
+name, both over vLLM's own device pool. `--rival no-ghost` is a Forebay that predicts nothing, and says what the
+live ghost costs; here a manager serves many prompts, and what counts is the total with the ends. Rounds of the two
+sides alternate; each has fresh managers, and the first of each side is not counted. The collector is off while the
+clock runs. Numbers are medians. At the end: what a host pool of a million slots takes.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ from forebay.pool import HostPool
 
 SEED = 20240607
 TOKENS_PER_BLOCK = 16
+PROMPTS = 32  # of a stream
 SPARE = 64  # slots and device blocks beyond those of the prompt
 BYTES_PER_BLOCK = 65536
 OPERATIONS = ("plan store", "commit", "match", "plan load", "finish load")
-ROWS = (*OPERATIONS, "total of five", "admit", "total with admit")
+ROWS = (*OPERATIONS, "total of five", "admit", "total with admit", "ends", "total with ends")
 MILLION = 1_000_000
 AGAIN = 200
 
@@ -86,7 +89,7 @@ class Prompt:
         return range(start, stop)
 
 
-class Laps(dict[str, int]):
+class Laps(dict[str, float]):
     """Nanoseconds by operation, with the collector off while the clock runs."""
 
     def start(self) -> None:
@@ -94,7 +97,7 @@ class Laps(dict[str, int]):
         self._started = time.perf_counter_ns()
 
     def stop(self, operation: str) -> None:
-        self[operation] = time.perf_counter_ns() - self._started
+        self[operation] = self.get(operation, 0) + time.perf_counter_ns() - self._started
         gc.enable()
 
     def ask_again(self, ask: Callable[[], object]) -> None:
@@ -166,13 +169,42 @@ class ListDevice:
         self.unpin(handles[::-1])
 
 
-def forebay_round(blocks: int, device: Any) -> Laps:
+def make_manager(slots: int, device: Any, predicts: bool = True) -> OffloadManager:
     layout = KVLayout((FullAttention(TOKENS_PER_BLOCK),), TOKENS_PER_BLOCK, BYTES_PER_BLOCK)
-    slots = blocks + SPARE
-    manager = OffloadManager(layout, OffloadConfig(slots * BYTES_PER_BLOCK), device, slots=slots)
-    first, second = (Prompt(RequestId(name), prefix_hashes(blocks)) for name in ("first", "second"))
-    tokens = blocks * TOKENS_PER_BLOCK
+    return OffloadManager(layout, OffloadConfig(slots * BYTES_PER_BLOCK), device, slots=slots, predicts=predicts)
+
+
+def forebay_round(blocks: int, device: Any) -> Laps:
     laps = Laps()
+    manager = make_manager(blocks + SPARE, device)
+    serve_twice(manager, device, "once", prefix_hashes(blocks), prefix_hashes(blocks), laps)
+    return laps
+
+
+def forebay_stream(blocks: int, predicts: bool) -> Laps:
+    """A manager that goes on: one prompt after the other, each served twice, while another request runs. What is
+    put off and done for several of them at once is in it, in the calls in which it is done."""
+    device = ListDevice(2 * blocks + SPARE)
+    manager = make_manager(PROMPTS * blocks + SPARE, device, predicts)
+    hashes = prefix_hashes(blocks * PROMPTS)
+    manager.allocated(Prompt(RequestId("runs on"), hashes[:1]), device.table(device.take(1)), 0, 0)
+    sums = Laps()
+    for number in range(PROMPTS):
+        some = hashes[number * blocks : (number + 1) * blocks]
+        serve_twice(manager, device, str(number), some, [bytes(memoryview(each)) for each in some], sums)
+    laps = Laps({operation: ns / PROMPTS for operation, ns in sums.items()})
+    laps.again_ns = sums.again_ns
+    return laps
+
+
+def serve_twice(
+    manager: OffloadManager, device: Any, name: str, hashes: list[bytes], again: list[bytes], laps: Laps
+) -> None:
+    """One prompt, stored by a first request and loaded by a second."""
+    blocks = len(hashes)
+    first, second = Prompt(RequestId(f"{name}, first"), hashes), Prompt(RequestId(f"{name}, second"), again)
+    tokens = blocks * TOKENS_PER_BLOCK
+    pins = manager.device_pins()
     handles = device.take(blocks)
     device.cache(handles, first)
     laps.start()
@@ -185,7 +217,9 @@ def forebay_round(blocks: int, device: Any) -> Laps:
     laps.start()
     manager.report(done)
     laps.stop("commit")
+    laps.start()
     manager.finish(first.id, tokens)
+    laps.stop("ends")
     device.forget(handles)
     laps.start()
     answer = manager.match(second, 0)
@@ -205,9 +239,12 @@ def forebay_round(blocks: int, device: Any) -> Laps:
     expect([order.num_copies for order in stores + loads] == [blocks, blocks], "copies are missing")
     expect(loads[0].slots == stores[0].slots, "the load does not read what the store wrote")
     expect(loads[0].blocks == device.table(handles)[0], "the load does not write the blocks of the request")
+    laps.start()
+    manager.finish(second.id, tokens)
+    laps.stop("ends")
+    device.forget(handles)
     manager.check()
-    expect(not manager.device_pins() and not manager.has_pending_work(), "something is still held")
-    return laps
+    expect(manager.device_pins() == pins and not manager.has_pending_work(), "something is still held")
 
 
 Side = Callable[[int], Laps]
@@ -234,12 +271,14 @@ def with_totals(samples: dict[str, list[float]]) -> dict[str, float]:
     row = {operation: statistics.median(values) for operation, values in samples.items()}
     row["total of five"] = sum(row[operation] for operation in OPERATIONS)
     row["total with admit"] = row["total of five"] + row["admit"]
+    if "ends" in row:
+        row["total with ends"] = row["total with admit"] + row["ends"]
     return row
 
 
 def print_table(title: str, columns: dict[int, dict[str, float]], form: str) -> None:
     print(f"\n{title:<26}" + "".join(f"{size:>12,}" for size in columns))
-    for row in ROWS:
+    for row in (row for row in ROWS if all(row in column for column in columns.values())):
         print(f"  {row:<24}" + "".join(f"{column[row]:>12{form}}" for column in columns.values()))
 
 
@@ -264,7 +303,7 @@ def pool_cost() -> dict[str, float]:
     return {"empty_s": empty_s, "empty_mb": empty / 1e6, "full_s": full_s, "full_mb": full / 1e6}
 
 
-def header(rival: bool) -> dict[str, str]:
+def header(with_vllm: bool) -> dict[str, str]:
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -272,16 +311,16 @@ def header(rival: bool) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": f"{cpu[0].partition(':')[2].strip() if cpu else platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "vllm": importlib.import_module("vllm").__version__ if rival else "not used",
+        "vllm": importlib.import_module("vllm").__version__ if with_vllm else "not used",
         "commit": commit or "unknown",
         "command": shlex.join(["python", *sys.argv]),
-        "device pool": "vLLM's BlockPool, for both sides" if rival else "two lists, in this file",
+        "device pool": "vLLM's BlockPool, for both sides" if with_vllm else "two lists, in this file",
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rival", choices=["vllm"])
+    parser.add_argument("--rival", choices=["vllm", "no-ghost"])
     parser.add_argument("--blocks", type=int, nargs="+", default=[1000, 6250, 25000, 100000])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -292,16 +331,22 @@ def main() -> None:
     if args.pool_only:
         print(json.dumps(pool_cost()))
         return
-    rival = args.rival == "vllm" and importlib.util.find_spec("vllm") is not None
-    if args.rival and not rival:
+    with_vllm = args.rival == "vllm" and importlib.util.find_spec("vllm") is not None
+    if args.rival == "vllm" and not with_vllm:
+        args.rival = None
         print("vllm is not installed: the rival is skipped, Forebay runs alone")
     sides: dict[str, Side] = {"forebay": lambda blocks: forebay_round(blocks, ListDevice(blocks + SPARE))}
-    if rival:
+    if args.rival == "no-ghost":
+        sides = {
+            "forebay": lambda blocks: forebay_stream(blocks, predicts=True),
+            "no-ghost": lambda blocks: forebay_stream(blocks, predicts=False),
+        }
+    if with_vllm:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import _rival_vllm
 
         sides = {"forebay": _rival_vllm.forebay_round, "vllm": _rival_vllm.vllm_round}
-    about, sizes = header(rival), sorted(args.blocks)
+    about, sizes = header(with_vllm), sorted(args.blocks)
     for name, value in about.items():
         print(f"{name:<12} {value}")
 
@@ -312,9 +357,10 @@ def main() -> None:
     ours = tables["forebay"]
     for name, columns in tables.items():
         print_table(f"{name}, ns per block", columns, ",.0f")
-    if rival:
-        ratio = {size: {row: tables["vllm"][size][row] / ours[size][row] for row in ROWS} for size in sizes}
-        print_table("vllm / forebay", ratio, ".2f")
+    if args.rival:
+        theirs = tables[args.rival]
+        ratio = {size: {row: theirs[size][row] / ours[size][row] for row in theirs[size]} for size in sizes}
+        print_table(f"{args.rival} / forebay", ratio, ".3f" if args.rival == "no-ghost" else ".2f")
     print(f"\n{'asking again, us a call':<26}" + "".join(f"{size:>12,}" for size in sizes))
     for name, by_size in again.items():
         print(f"  {name:<24}" + "".join(f"{ns / 1000:>12,.1f}" for ns in by_size.values()))

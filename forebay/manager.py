@@ -208,6 +208,8 @@ class OffloadManager:
         self._stores.flush(state, confirmed_tokens)
         if self._ghost is not None and state.asked and state.stores:
             self._ghost.ended(state.keys, state.asked)
+        if self._ghost is not None and not self._requests:
+            self._ghost.catch_up()
         return False
 
     def preempt(self, request_id: RequestId) -> None:

@@ -13,9 +13,6 @@ Beyond, only the newest `near_blocks` are all kept, and below them a sample: blo
 threshold, which sinks as more come. (SHARDS with a fixed size: Waldspurger et al., "Efficient MRC construction
 with SHARDS", FAST 2015. There the newest are sampled like the others; but the few blocks that every prompt begins
 with are a good part of all uses, and a sample has them or has not.)
-
-A block may stand for itself and some neighbours that nobody names: how many, as a power of two, is in the lowest
-bits of its hash.
 """
 
 from __future__ import annotations
@@ -23,18 +20,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import compress, repeat
-from math import inf
 from typing import NamedTuple
 
 from forebay.errors import ensure
 
 HASH_RANGE = 1 << 64
-WEIGHT_MASK = 63  # the lowest bits of a hash: the power of two of the blocks that it stands for
 NEAR_BLOCKS = 4096
 
 _KEEP = 0.75  # of the sample, when it has grown too large
 _STALE = 1.25  # times as many blocks as are kept, before those that are not are looked for
-_FEW = 128  # blocks more than that, in any case
 _MIN_BATCHES = 1024
 
 
@@ -82,35 +76,19 @@ class Counts:
 
 
 class ReuseStack:
-    def __init__(
-        self,
-        max_blocks: int,
-        rate: float = 1.0,
-        near_blocks: int = NEAR_BLOCKS,
-        *,
-        depth: float = inf,
-        weighted: bool = False,
-    ) -> None:
-        """`rate`: below 1, only a sample is kept from the start, of this share of the blocks. `depth`: what lies
-        that many blocks below the top is forgotten. `weighted`: blocks stand for as many as their hashes say."""
+    def __init__(self, max_blocks: int, rate: float = 1.0, near_blocks: int = NEAR_BLOCKS) -> None:
+        """`rate`: below 1, only a sample is kept from the start, of this share of the blocks."""
         self._max_blocks = max_blocks
         self._near_blocks = near_blocks
         self._threshold = round(rate * HASH_RANGE)
-        self._weighted = weighted
-        self._depth = depth
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was used. What share of it is kept from now on stays as it is."""
         self._last: dict[int, int] = {}  # block -> turn in which it was last used
         self._turn = 0
         self._turns: list[int] = []  # those that something is left of, at least; by their place, the counts:
         self._near = Counts([], _MIN_BATCHES)  # what is left of them, from the first near one on
         self._far = Counts([], _MIN_BATCHES)  # what is left of them in the sample, before that one
         self._sampled = [0] * _MIN_BATCHES  # what is left of them in the sample, near and far
-        self._tidy_at = int(_STALE * self._max_blocks) if self._depth == inf else _FEW  # blocks in memory
+        self._tidy_at = int(_STALE * max_blocks)  # blocks in memory
         self._first_near = 0  # a place
-        self._first_kept = 0  # a place: the turns before it are forgotten
 
     @property
     def rate(self) -> float:
@@ -122,29 +100,21 @@ class ReuseStack:
         """Of all blocks that are kept, the turns in which they were last used, ascending; and some more."""
         return self._turns
 
-    @property
-    def num_kept(self) -> int:
-        """Blocks in memory, and some that will be forgotten."""
-        return len(self._last)
-
-    def use(self, path: Sequence[int], sums: Sequence[int] | None = None) -> list[Run]:
+    def use(self, path: Sequence[int]) -> list[Run]:
         """A prompt uses these blocks, head first, each named by a hash of all up to it that is evenly spread below
-        HASH_RANGE. Returns when they were used before, from the head on, as far as they were and that is known.
-        `sums`, if `weighted`: for how many blocks none of them, the first, the first two, … stand."""
+        HASH_RANGE. Returns when they were used before, from the head on, as far as they were and that is known."""
         if not path:
             return []
-        if sums is None:
-            sums = range(len(path) + 1)
         runs: list[Run] = []
         if self._turns:
             known = self._near.total
-            start = self._use_near(path, sums, runs)
+            start = self._use_near(path, runs)
             if self._threshold < HASH_RANGE and start < len(path):
                 self._use_far(path[start:], known, runs)
-        self._append(path, sums[len(path)])
+        self._append(path)
         return runs
 
-    def _use_near(self, path: Sequence[int], sums: Sequence[int], runs: list[Run]) -> int:
+    def _use_near(self, path: Sequence[int], runs: list[Run]) -> int:
         """Take what is near out of the counts; returns where the rest begins."""
         near, turns, first_turn = self._near, self._turns, self._turns[self._first_near]
         found = list(map(self._last.get, path))
@@ -155,11 +125,11 @@ class ReuseStack:
             if turn is None or turn < first_turn:
                 break
             stop = end if found[-1] == turn else next(i for i in range(start, end) if found[i] != turn)
-            place, size = bisect_left(turns, turn), sums[stop] - sums[start]
+            place, size = bisect_left(turns, turn), stop - start
             runs.append(Run(turn, near.after(place), near.counts[place], size, True))
             gone.append((place, size))
             if self._threshold < HASH_RANGE:
-                self._sampled[place] -= self._size(self._in_sample(path[start:stop]))
+                self._sampled[place] -= len(self._in_sample(path[start:stop]))
             start = stop
         for place, size in gone:
             near.add(place, -size)
@@ -168,16 +138,15 @@ class ReuseStack:
     def _use_far(self, rest: Sequence[int], known: int, runs: list[Run]) -> None:
         """What is not near is far, or new. Take it out of the counts."""
         far, scale = self._far, HASH_RANGE / self._threshold
-        first_turn = self._turns[self._first_kept]
         by_turn: dict[int, list[int]] = {}
         for block in self._in_sample(rest):
             turn = self._last.get(block)
-            if turn is None or turn < first_turn:
+            if turn is None:
                 break
             by_turn.setdefault(turn, []).append(block)
         gone: list[tuple[int, int]] = []
         for turn, blocks in by_turn.items():
-            place, size = bisect_left(self._turns, turn), self._size(blocks)
+            place, size = bisect_left(self._turns, turn), len(blocks)
             newer, left = known + far.after(place) * scale, far.counts[place] * scale
             runs.append(Run(turn, newer, left, size * scale, False))
             gone.append((place, size))
@@ -189,24 +158,18 @@ class ReuseStack:
         threshold = self._threshold
         return [block for block in blocks if block < threshold]
 
-    def _size(self, blocks: Sequence[int]) -> int:
-        """How many blocks these stand for."""
-        return sum([1 << (block & WEIGHT_MASK) for block in blocks]) if self._weighted else len(blocks)
-
-    def _append(self, path: Sequence[int], size: int) -> None:
-        """They are the newest now, and stand for so many."""
+    def _append(self, path: Sequence[int]) -> None:
+        """They are the newest now."""
         if len(self._turns) == len(self._near.counts):
             self._compact()
         place, sampling = len(self._turns), self._threshold < HASH_RANGE
         self._turns.append(self._turn)
         self._last.update(zip(path, repeat(self._turn)))
         self._turn += 1
-        self._near.add(place, size)
+        self._near.add(place, len(path))
         if sampling:
-            self._sampled[place] = self._size(self._in_sample(path))
+            self._sampled[place] = len(self._in_sample(path))
             self._demote()
-        if self._depth < inf:
-            self._forget_oldest()
         if len(self._last) > self._tidy_at:
             self._tidy()
 
@@ -216,8 +179,7 @@ class ReuseStack:
         keep = self._max_blocks + (2 * self._near_blocks if self._threshold < HASH_RANGE else 0)
         if len(self._last) > keep:
             self._sample_fewer()
-        most = int(_STALE * keep)
-        self._tidy_at = most if self._depth == inf else min(most, int(_STALE * len(self._last)) + _FEW)
+        self._tidy_at = int(_STALE * keep)
 
     def _demote(self) -> None:
         """Batches that are below the newest `near_blocks` are far: only their sample counts from now on."""
@@ -230,28 +192,10 @@ class ReuseStack:
             far.add(place, self._sampled[place])
             self._first_near += 1
 
-    def _forget_oldest(self) -> None:
-        """Batches that lie deeper than anybody asks for."""
-        near, far, scale = self._near, self._far, HASH_RANGE / self._threshold
-        while self._first_kept < len(self._turns) - 1:
-            place = self._first_kept
-            if near.total + far.total * scale - near.counts[place] - far.counts[place] * scale < self._depth:
-                return
-            near.add(place, -near.counts[place])
-            far.add(place, -far.counts[place])
-            self._sampled[place] = 0
-            self._first_kept += 1
-            self._first_near = max(self._first_near, self._first_kept)
-
     def _forget_stale(self) -> None:
-        """What is not in the sample and no longer near, or lies too deep, is found no more: nobody needs it."""
-        near, kept = self._turns[self._first_near], self._turns[self._first_kept]
-        threshold = self._threshold
-        self._last = {
-            block: turn
-            for block, turn in self._last.items()
-            if turn >= near or (turn >= kept and block < threshold)
-        }
+        """What is not in the sample and no longer near is found no more: nobody needs it."""
+        near, threshold = self._turns[self._first_near], self._threshold
+        self._last = {block: turn for block, turn in self._last.items() if turn >= near or block < threshold}
 
     def _sample_fewer(self) -> None:
         """Lower the threshold, and count anew what is left of each batch below it."""
@@ -264,7 +208,7 @@ class ReuseStack:
         place_of = {turn: place for place, turn in enumerate(self._turns)}
         for block, turn in self._last.items():
             if block < threshold:
-                self._sampled[place_of[turn]] += self._size((block,))
+                self._sampled[place_of[turn]] += 1
         self._far = Counts(self._sampled[: self._first_near], len(self._near.counts))
         self._demote()
         self._forget_stale()
@@ -275,7 +219,7 @@ class ReuseStack:
         used = [self._near.counts[i] > 0 or self._sampled[i] > 0 for i in range(size)]
         num_used = sum(used)
         room = max(_MIN_BATCHES, 2 * num_used)
-        self._first_near, self._first_kept = sum(used[: self._first_near]), sum(used[: self._first_kept])
+        self._first_near = sum(used[: self._first_near])
         self._near = Counts(list(compress(self._near.counts, used)), room)
         self._far = Counts(list(compress(self._far.counts, used)), room)
         self._sampled = [*compress(self._sampled, used), *repeat(0, room - num_used)]
@@ -287,8 +231,8 @@ class ReuseStack:
         for block, turn in self._last.items():
             place = bisect_left(self._turns, turn)
             if place >= self._first_near and self._turns[place] == turn:
-                near[place] += self._size((block,))
-            elif self._first_kept <= place and self._turns[place] == turn and block < self._threshold:
-                far[place] += self._size((block,))
+                near[place] += 1
+            elif self._turns[place] == turn and block < self._threshold:
+                far[place] += 1
         ensure(near == self._near.counts and sum(near) == self._near.total, "reuse: the newest are miscounted")
         ensure(far == self._far.counts and sum(far) == self._far.total, "reuse: the sample is miscounted")

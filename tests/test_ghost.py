@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path as FilePath
+from random import Random
+from statistics import mean
+from typing import cast
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -29,6 +33,7 @@ def _ask(ghost: Ghost, path: Path, device_tokens: int = 0) -> None:
     """A request that ends with a full block and is answered with a token."""
     keys = _keys(path)
     ghost.ended(keys, ghost.asked(keys, len(path) * 4 + 1, device_tokens))
+    ghost.catch_up()
 
 
 def _lru_hits(paths: list[Path], size: int) -> int:
@@ -95,19 +100,46 @@ def test_long_prompts_are_predicted_from_a_few_of_their_blocks() -> None:
         assert share == pytest.approx(_lru_hits(paths, int(4000 * multiple)) / blocks, abs=0.02), multiple
 
 
+def test_a_sample_predicts_what_all_blocks_would() -> None:
+    """Chats that grow long, and come back soon or late. A sample knows a block or two of each, and what those
+    stand for is not cut to what the prompt has: then it would predict too little."""
+    rng = Random(7)
+    with mock.patch("forebay.ghost._MAX_KNOWN", 2048), mock.patch("forebay.ghost._NEAR_BLOCKS", 256):
+        samples = [Ghost(FULL, 4000, 0) for _ in range(16)]
+    everything = Ghost(FULL, 4000, 0)
+    chats: list[list[int]] = [[] for _ in range(400)]
+    for _ in range(6000):
+        number = int(400 * rng.random() ** 3)
+        chat = chats[number]
+        if len(chat) > 300:
+            chat = chats[number] = []
+        chat += [rng.getrandbits(60) for _ in range(rng.randrange(1, 40))]
+        for shift, ghost in enumerate((everything, *samples)):
+            # Numbers are their own hashes, the same in every run; each ghost has other low bits of them.
+            keys = cast("list[list[Key]]", [[key >> shift for key in chat]])
+            ghost.ended(keys, ghost.asked(keys, len(chat) * 4 + 1, 0))
+    assert everything._recency.rate == 1
+    assert everything.predicted.twice > everything.predicted.half + 0.1, "the chats say nothing about memory"
+    for ghost in samples:
+        ghost.check()
+        assert ghost._recency.rate < 0.2
+    for number, share in enumerate(everything.predicted):
+        assert mean(ghost.predicted[number] for ghost in samples) == pytest.approx(share, abs=0.015)
+
+
 def test_memory_is_bounded_and_what_lies_too_deep_is_forgotten() -> None:
     ghost = Ghost(FULL, 20, 0)
     for i in range(3000):
         _ask(ghost, tuple(range(10 * i, 10 * i + 10)))
-    assert ghost._stack.num_kept < 45_000
+    assert ghost._recency.num_known < 4_000
     _ask(ghost, tuple(range(10)))
     ghost.check()
     assert ghost.predicted.eight_times == 0
     large = Ghost(FULL, 10**7, 0)
     for i in range(20_000):
         _ask(large, (i, i, i, i, i))
-    assert large._stack.num_kept < 52_000
-    assert large._stack.rate < 1
+    assert large._recency.num_known < 66_000
+    assert large._recency.rate < 1
     large.check()
 
 
@@ -122,6 +154,7 @@ def test_the_last_token_is_always_computed() -> None:
     for _ in range(2):
         keys = _keys((1, 2))
         ghost.ended(keys, ghost.asked(keys, 8, 0))
+    ghost.catch_up()
     assert ghost.predicted.same == 0.25
 
 
@@ -142,6 +175,7 @@ def test_equal_prompts_at_the_same_time_are_counted_in_the_order_they_came() -> 
     counts = [ghost.asked(keys, 17, 0) for _ in range(2)]
     for count in counts:
         ghost.ended(keys, count)
+    ghost.catch_up()
     assert ghost.predicted.same == 0.5
 
 
@@ -163,8 +197,28 @@ def test_other_groups_take_slots_as_well() -> None:
             path = tuple(range(start, start + 4))
             keys = [_keys(path)[0], _keys(path)[0]]
             ghost.ended(keys, ghost.asked(keys, 17, 0))
+    ghost.catch_up()
     assert ghost.predicted.same == 0
     assert ghost.predicted.twice == 0.5
+
+
+def test_it_catches_up_when_nobody_waits_or_with_many_at_once() -> None:
+    engine = make_engine(slots=64)
+    ghost = engine.manager._ghost
+    assert ghost is not None
+    engine.submit(prompt(40))
+    engine.submit(prompt(40))
+    engine.step()
+    assert len(ghost._noted) == 2
+    engine.run()
+    assert not ghost._noted
+    assert engine.manager.predicted is not None
+    assert engine.manager.predicted.same > 0
+    for i in range(100):
+        keys = _keys((i, 1, 2))
+        ghost.ended(keys, ghost.asked(keys, 13, 0))
+        assert len(ghost._noted) < 32
+    assert ghost._asked > 64 * 3
 
 
 def test_reset_empties_the_ghost_too() -> None:
@@ -187,7 +241,7 @@ def test_check_covers_the_ghost() -> None:
     engine.submit(prompt(40))
     engine.run()
     assert engine.manager._ghost is not None
-    engine.manager._ghost._hits[-1] = -1.0
+    engine.manager._ghost._found[-1] = -1.0
     with pytest.raises(InvariantError, match="more memory finds less"):
         engine.manager.check()
 

@@ -10,28 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.errors import InvariantError
 from forebay.plan.curve import prefix_path
-from forebay.reuse import WEIGHT_MASK, ReuseStack, Run
-from tests.plan.paths import Path, path_lists, random_paths
-
-
-class PlainStack:
-    """Batches of blocks, the newest last."""
-
-    def __init__(self) -> None:
-        self.batches: list[set[int]] = []
-
-    def use(self, path: Path) -> list[tuple[int, int, int, int]]:
-        runs: dict[int, tuple[int, int, int, int]] = {}
-        for block in path:
-            for turn, batch in enumerate(self.batches):
-                if block in batch:
-                    newer = sum(map(len, self.batches[turn + 1 :]))
-                    count = runs[turn][3] if turn in runs else 0
-                    runs[turn] = (turn, newer, len(batch), count + 1)
-        for batch in self.batches:
-            batch.difference_update(path)
-        self.batches.append(set(path))
-        return list(runs.values())
+from forebay.reuse import ReuseStack, Run
+from tests.plan.paths import Path, PlainStack, path_lists, random_paths
 
 
 @given(path_lists(), st.sampled_from([4, 16, 1024]))
@@ -94,44 +74,6 @@ def test_memory_stays_bounded_however_long_it_goes_on() -> None:
     assert len(stack.turns) < 3000
     assert 0 < stack.rate < 0.1
     stack.check()
-
-
-@given(path_lists(max_requests=60), st.integers(1, 60), st.sampled_from([40, 10_000]))
-@settings(max_examples=100)
-def test_what_lies_too_deep_is_forgotten_and_nothing_else(paths: list[Path], depth: int, max_blocks: int) -> None:
-    stack, plain = ReuseStack(max_blocks, near_blocks=10, depth=depth), PlainStack()
-    for path in paths:
-        runs, expected = stack.use(prefix_path(path)), plain.use(path)
-        stack.check()
-        if stack.rate == 1:
-            assert [run[:4] for run in runs] == expected[: len(runs)]
-            assert all(newer + left > depth for _, newer, left, _ in expected[len(runs) :])
-            assert all(run.newer < depth for run in runs)
-
-
-@given(path_lists(max_requests=40), st.sampled_from([30, 10_000]), st.integers(0, 3))
-@settings(max_examples=100)
-def test_blocks_that_stand_for_several_count_as_several(paths: list[Path], max_blocks: int, power: int) -> None:
-    """All of them for as many: everything is so many times as much."""
-    stack, plain = ReuseStack(max_blocks, near_blocks=20, weighted=True), PlainStack()
-    times = 1 << power
-    for path in paths:
-        named = [each & ~WEIGHT_MASK | power for each in prefix_path(path)]
-        runs = stack.use(named, range(0, times * len(path) + 1, times))
-        expected = plain.use(path)
-        stack.check()
-        known = [run for run in runs if run.known]
-        for run, (turn, newer, left, count) in zip(known, expected, strict=False):
-            assert run[:4] == (turn, times * newer, times * left, times * count)
-
-
-def test_clear_forgets_what_was_used() -> None:
-    stack = ReuseStack(max_blocks=100)
-    stack.use(prefix_path([1, 2, 3]))
-    stack.clear()
-    stack.check()
-    assert stack.use(prefix_path([1, 2, 3])) == []
-    assert stack.use(prefix_path([1, 2])) == [Run(0, 0, 3, 2, known=True)]
 
 
 def test_check_notices_books_that_disagree() -> None:

@@ -59,6 +59,26 @@ def random_paths(seed: int, requests: int, max_new: int = 8, reach: int = 50) ->
     return grow_paths((rng.randrange(reach), rng.randrange(40), rng.randrange(max_new)) for _ in range(requests))
 
 
+class PlainStack:
+    """Batches of blocks, the newest last."""
+
+    def __init__(self) -> None:
+        self.batches: list[set[int]] = []
+
+    def use(self, path: Path) -> list[tuple[int, int, int, int]]:
+        runs: dict[int, tuple[int, int, int, int]] = {}
+        for block in path:
+            for turn, batch in enumerate(self.batches):
+                if block in batch:
+                    newer = sum(map(len, self.batches[turn + 1 :]))
+                    count = runs[turn][3] if turn in runs else 0
+                    runs[turn] = (turn, newer, len(batch), count + 1)
+        for batch in self.batches:
+            batch.difference_update(path)
+        self.batches.append(set(path))
+        return list(runs.values())
+
+
 def leading_hits(path: Path, cache: OrderedDict[int, None] | set[int]) -> int:
     return next((i for i, block in enumerate(path) if block not in cache), len(path))
 
