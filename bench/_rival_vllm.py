@@ -55,7 +55,7 @@ def forebay_round(blocks: int) -> Laps:
 
 
 def _round(blocks: int, scheduler_kind: type, worker_metadata: type) -> Laps:
-    pool = BlockPool(blocks + SPARE, enable_caching=True, hash_block_size=TOKENS_PER_BLOCK)
+    pool = BlockPool(2 * blocks + SPARE, enable_caching=True, hash_block_size=TOKENS_PER_BLOCK)
     scheduler = make_scheduler(scheduler_kind, pool, blocks + SPARE)
     first, second = (Prompt(RequestId(name), prefix_hashes(blocks)) for name in ("first", "second"))
     tokens = first.num_computed_tokens = blocks * TOKENS_PER_BLOCK
@@ -66,9 +66,7 @@ def _round(blocks: int, scheduler_kind: type, worker_metadata: type) -> Laps:
     laps.start()
     scheduler.update_state_after_alloc(first, table, 0)
     laps.stop("admit")
-    planned = SchedulerOutput.make_empty()
-    planned.scheduled_new_reqs = [SimpleNamespace(req_id=first.id, block_ids=table.get_block_ids())]
-    planned.num_scheduled_tokens = {first.id: 1}
+    planned = _first_step(first, table)
     laps.start()
     store = scheduler.build_connector_meta(planned)
     laps.stop("plan store")
@@ -100,4 +98,22 @@ def _round(blocks: int, scheduler_kind: type, worker_metadata: type) -> Laps:
     expect(all(each.ref_cnt == 1 for each in handles), "device blocks are still held")
     free = scheduler.cpu_block_pool.get_num_free_blocks()
     expect(free >= blocks + SPARE - 1 and not scheduler.has_pending_stores(), "host blocks are still held")
+    other = Prompt(RequestId("other"), prefix_hashes(2 * blocks)[blocks:])
+    other.num_computed_tokens = tokens
+    handles = pool.get_new_blocks(blocks)
+    pool.cache_full_blocks(other, handles, 0, blocks, TOKENS_PER_BLOCK, 0)
+    table = KVCacheBlocks((handles,))
+    scheduler.update_state_after_alloc(other, table, 0)
+    planned = _first_step(other, table)
+    laps.start()
+    store = scheduler.build_connector_meta(planned)
+    laps.stop("when full")
+    expect(len(store.store_gpu_blocks) == blocks, "nothing was evicted")
     return laps
+
+
+def _first_step(prompt: Prompt, table: KVCacheBlocks) -> SchedulerOutput:
+    planned = SchedulerOutput.make_empty()
+    planned.scheduled_new_reqs = [SimpleNamespace(req_id=prompt.id, block_ids=table.get_block_ids())]
+    planned.num_scheduled_tokens = {prompt.id: 1}
+    return planned

@@ -10,7 +10,8 @@ What is timed is what an engine waits for, in nanoseconds per block:
     match        a new request asks what the host has
     plan load    it gets blocks and accepts the offer; the order for the copies is handed out
     finish load  the copies are reported done
-    ends         both requests end (also on a line of its own; what the ghost puts off is done then)
+    ends         both requests end (on a line of its own)
+    when full    another prompt as long is stored: plan store, with the first one evicted (on a line of its own)
 
 and in microseconds for each call: the match, asked again and again while the request waits.
 
@@ -56,7 +57,7 @@ PROMPTS = 32  # of a stream
 SPARE = 64  # slots and device blocks beyond those of the prompt
 BYTES_PER_BLOCK = 65536
 OPERATIONS = ("plan store", "commit", "match", "plan load", "finish load")
-ROWS = (*OPERATIONS, "total of five", "admit", "total with admit", "ends", "total with ends")
+ROWS = (*OPERATIONS, "total of five", "admit", "total with admit", "ends", "total with ends", "when full")
 MILLION = 1_000_000
 AGAIN = 200
 
@@ -178,6 +179,14 @@ def forebay_round(blocks: int, device: Any) -> Laps:
     laps = Laps()
     manager = make_manager(blocks + SPARE, device)
     serve_twice(manager, device, "once", prefix_hashes(blocks), prefix_hashes(blocks), laps)
+    other = Prompt(RequestId("other"), prefix_hashes(2 * blocks)[blocks:])
+    handles = device.take(blocks)
+    device.cache(handles, other)
+    manager.allocated(other, device.table(handles), 0, 0)
+    laps.start()
+    stores = manager.step([Progress(other.id, blocks * TOKENS_PER_BLOCK)]).stores
+    laps.stop("when full")
+    expect([order.num_copies for order in stores] == [blocks], "nothing was evicted")
     return laps
 
 

@@ -260,10 +260,49 @@ class HostPool:
         something on the host builds on, the tail of its chain goes in its place. A tail that is pinned or kept
         stays, and the candidate with it.
         """
+        kept_one = False
+        before = self.evictions
+        while (short := count - (self.evictions - before)) > 0:
+            if not self._evict_together(short, keep):
+                kept, more = self._evict_one_by_one(short, keep)
+                kept_one = kept_one or kept
+                if not more:
+                    break
+        # What was only kept for this caller may go for the next one.
+        self._exhausted = short > 0 and not kept_one
+
+    def _evict_together(self, count: int, keep: Container[Key]) -> bool:
+        """Free up to `count` slots at once: of keys that are next in the policy's order and the end of a chain, as
+        the blocks of most prompts are. Returns whether there were any."""
+        slots = self._slots
+        for first in self._policy.oldest(1):
+            run = self._runs[slots[first]]
+            if run is None or run.keys[-1] != first:
+                return False
+            keys = self._policy.oldest(min(count, len(run.keys)))
+            number = _length_of_common(keys, run.keys[: -len(keys) - 1 : -1])
+            free = self._pins.isdisjoint(map(slots.__getitem__, keys)) and self._branches.keys().isdisjoint(keys)
+            if not free or any(map(keep.__contains__, keys)):
+                pins, branches = self._pins, self._branches
+                held = (i for i, key in enumerate(keys) if slots[key] in pins or key in branches or key in keep)
+                number = min(number, next(held, number))
+            if not number:
+                return False
+            del run.keys[-number:]
+            if not run.keys:
+                self._end_branch(run)
+            self._let_go(keys[:number])
+            return True
+        return False
+
+    def _evict_one_by_one(self, count: int, keep: Container[Key]) -> tuple[bool, bool]:
+        """Free up to `count` slots, or fewer if from there on they may go together. Returns whether something had
+        to stay only for `keep`, and whether there may be more."""
         slots, pins = self._slots, self._pins
         victims: dict[Key, None] = {}
         staying: dict[Key, None] = {}  # candidates that are still there
-        kept_one = False
+        kept_one, more = False, False
+        together = bool(self._policy.oldest(1))
         for candidate in self._policy.candidates():
             if candidate in victims:
                 continue  # it went in the place of another
@@ -281,15 +320,18 @@ class HostPool:
                 key = self._leave_run(run) if run is not None else None
                 if key is None or key not in staying or self._tail(key) != key:
                     break
-            if len(victims) == count:
+            more = len(victims) == count or (together and not staying)
+            if more:
                 break
         self._policy.postpone(list(staying))
-        self._policy.evict(list(victims))
-        self._unused += map(slots.pop, victims)
-        self._removed += victims
-        self.evictions += len(victims)
-        # What was only kept for this caller may go for the next one.
-        self._exhausted = len(victims) < count and not kept_one
+        self._let_go(list(victims))
+        return kept_one, more
+
+    def _let_go(self, keys: Sequence[Key]) -> None:
+        self._policy.evict(keys)
+        self._unused += map(self._slots.pop, keys)
+        self._removed += keys
+        self.evictions += len(keys)
 
     def _tail(self, key: Key) -> Key:
         """The end of a chain that builds on this key: the key itself, if nothing does."""
@@ -392,3 +434,8 @@ class HostPool:
         above = Counter((run.above, run) for run in runs if run is not None and run.above is not None)
         known = Counter((key, run) for key, siblings in self._branches.items() for run in siblings)
         ensure(above == known, "branches are booked wrong")
+
+
+def _length_of_common(a: Sequence[Key], b: Sequence[Key]) -> int:
+    """How many keys the two have in common before the first that differs. They are equally long."""
+    return len(a) if a == b else next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)

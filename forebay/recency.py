@@ -226,6 +226,9 @@ class Recency:
         ensure(self._total == sum(self._left), "recency: batches do not add up")
         for start, left, known in zip(self._starts, self._left, self._known, strict=True):
             ensure(start < self._thin_until or left >= known, "recency: a batch has fewer blocks than are known")
+        until = self._thin_until
+        mixed = [start < until <= end for start, end in zip(self._starts, self._ends, strict=True)]
+        ensure(not any(mixed), "recency: a batch is known in part")
         ensure(self.num_known <= self._max_known, "recency: too many blocks are known")
         newest_old, oldest_new = max(self._old.values(), default=0), min(self._new.values(), default=self._turn)
         ensure(newest_old < self._new_from <= oldest_new, "recency: old and new blocks are mixed up")

@@ -149,6 +149,19 @@ def test_blocks_on_the_device_are_found_with_any_memory() -> None:
     assert ghost.predicted == (0.5,) * len(MULTIPLES)
 
 
+def test_blocks_on_the_device_count_once_if_a_sample_knows_them_too() -> None:
+    with mock.patch("forebay.ghost._MAX_KNOWN", 1024), mock.patch("forebay.ghost._NEAR_BLOCKS", 64):
+        ghost = Ghost(FULL, 100_000, 0)
+    prompts = [_keys(tuple(range(100 * i, 100 * i + 16))) for i in range(500)]
+    for device_tokens in (0, 64):
+        for keys in prompts:
+            ghost.ended(keys, ghost.asked(keys, 65, device_tokens))
+    ghost.catch_up()
+    ghost.check()
+    assert ghost._recency.rate < 1
+    assert ghost.predicted == (0.5,) * len(MULTIPLES)
+
+
 def test_the_last_token_is_always_computed() -> None:
     ghost = Ghost(FULL, 100, 0)
     for _ in range(2):

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from unittest import mock
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,6 +21,7 @@ from forebay.errors import CapacityError, InvariantError
 from forebay.ids import Key, Slot
 from forebay.policies import LRU
 from forebay.pool import HostPool, Run
+from tests.plan.paths import Path, path_lists
 from tests.pool_builders import (
     POLICY_NAMES,
     cache,
@@ -38,6 +41,64 @@ every_policy = pytest.mark.parametrize("name", POLICY_NAMES)
 
 def _pool(slots: int) -> HostPool:
     return make_pool("lru", slots)
+
+
+# --- together and one by one -------------------------------------------------------------------------------
+
+
+class OneByOne(LRU):
+    """The same order, told to nobody beforehand."""
+
+    def oldest(self, count: int) -> Sequence[Key]:
+        return ()
+
+
+def _serve(pool: HostPool, path: Path, chained: bool) -> list[object]:
+    """A prompt is hit as far as it is there, and the rest of it is stored as far as there is room."""
+    chain = keys(*path)
+    found = len(pool.find_run(chain, 0, len(chain)))
+    pool.touch(chain[:found])
+    missing = [chain[i] for i in pool.missing(chain)]
+    wanted = missing[: pool.make_room(len(missing), chain[found - 1 : found])]
+    slots: list[Slot] = []
+    if wanted:
+        slots = pool.reserve(wanted, chained=chained, above=chain[found - 1] if found and chained else None)
+        pool.commit(wanted, slots)
+    return [found, slots, pool.take_removed(), pool.free]
+
+
+@given(path_lists(max_requests=60), st.integers(1, 40), st.lists(st.integers(0, 5), max_size=60), st.booleans())
+@settings(max_examples=200)
+def test_what_goes_together_is_what_would_have_gone_one_by_one(
+    paths: list[Path], slots: int, pinning: list[int], chained: bool
+) -> None:
+    """Slots, what was evicted, and in which order; also with slots that are pinned for a while."""
+    pools = HostPool(slots, LRU(slots)), HostPool(slots, OneByOne(slots))
+    pinned: list[Slot] = []
+    for path, pin in zip_longest(paths, pinning[: len(paths)], fillvalue=1):
+        together, one_by_one = (_serve(pool, path, chained) for pool in pools)
+        assert together == one_by_one
+        if pin == 0:
+            change = [slot for slot in pools[0].find_run(keys(*path), 0, len(path)) if slot not in pinned]
+            for pool in pools:
+                pool.pin(change)
+            pinned += change
+        elif pin == 5:
+            for pool in pools:
+                pool.unpin(pinned)
+            pinned.clear()
+        for pool in pools:
+            pool.check(Counter(pinned), [], {})
+
+
+def test_ends_of_chains_go_together() -> None:
+    """Not key by key: the order is asked for no candidate."""
+    pool = _pool(100)
+    for start in range(0, 100, 20):
+        cache_chain(pool, keys(*range(start, start + 20)))
+    with mock.patch.object(LRU, "candidates", side_effect=AssertionError):
+        assert pool.make_room(50) == 50
+    assert numbers(pool.take_removed()) == [*range(19, -1, -1), *range(39, 19, -1), *range(59, 49, -1)]
 
 
 # --- sizes and errors ----------------------------------------------------------------------------------

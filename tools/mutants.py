@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 SUITES = (
     ["tests/test_manager.py", "tests/test_design.py", "tests/test_field_notes.py"],
     ["tests/test_pool.py", "tests/test_transfers.py", "tests/test_groups.py", "tests/policies"],
+    ["tests/test_ghost.py", "tests/test_recency.py", "tests/test_reuse.py"],
     ["tests/test_state_machine.py"],
 )
 VLLM_SUITES = (
@@ -29,8 +30,18 @@ MUTANTS = [
     ("pool.py", "self._pins.add(slots)", "pass", "a match pins nothing"),
     ("pool.py", "if slot in pins or key in keep or slot in self._filling:", "if key in keep:", "pinned slots may go"),
     ("pool.py", "key: Key | None = self._tail(candidate)", "key: Key | None = candidate", "heads may go before tails"),
-    ("pool.py", "self._exhausted = len(victims) < count and not kept_one", "self._exhausted = len(victims) < count",
+    ("pool.py", "self._exhausted = short > 0 and not kept_one", "self._exhausted = short > 0",
      "what one caller keeps binds the next"),
+    ("pool.py", "slots[key] in pins or key in branches or key in keep)", "key in branches or key in keep)",
+     "pinned slots may go with others"),
+    ("pool.py", "number = _length_of_common(keys, run.keys[: -len(keys) - 1 : -1])", "number = len(keys)",
+     "keys go together that are no end of a chain"),
+    ("recency.py", "sampled.append((newer, blocks, sums[i]))", "sampled.append((newer, blocks >> self._thinned, sums[i]))",
+     "a sampled block stands for itself alone"),
+    ("recency.py", "alike = not start < self._thin_until <= next_start", "alike = True",
+     "a batch that is known in full becomes one with a sample"),
+    ("ghost.py", "if before >= on_device and number < len(self._found):", "if number < len(self._found):",
+     "what is on the device is counted again in a sample"),
     ("pool.py", "self._lost |= in_use", "self._unused += in_use", "a reset frees slots under running copies"),
     ("matching.py", "stop = length // span + group.blocks_beyond_hit", "stop = length // span", "no block for a drafter"),
     ("matching.py", "length -= length % layout.alignment_tokens", "pass", "hits end off a block of another group"),

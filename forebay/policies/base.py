@@ -38,6 +38,11 @@ class Policy(ABC):
         the order: for each one the pool then says what became of it, with `postpone` or `evict`, before it calls
         anything else."""
 
+    def oldest(self, count: int) -> Sequence[Key]:
+        """The first candidates, up to `count` or fewer, which stay in the order. Policies that can tell them
+        without a change of that order should: the pool then evicts ends of chains together, not key by key."""
+        return ()
+
     @abstractmethod
     def evict(self, keys: Sequence[Key]) -> None:
         """These keys are gone: candidates, or others that had to go in the place of one. A policy with a memory of

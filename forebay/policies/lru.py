@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import repeat
+from operator import is_
 
 from forebay.errors import ensure
 from forebay.ids import Key
@@ -51,8 +52,26 @@ class LRU(Policy):
                     yield key
             batches.popleft()
 
+    def oldest(self, count: int) -> Sequence[Key]:
+        batches, put_in = self._batches, self._last_put.get
+        while batches:
+            batch = batches[0]
+            while batch and put_in(batch[-1]) is not batch:
+                batch.pop()
+                self._entries -= 1
+            if batch:
+                keys = batch[: -count - 1 : -1]
+                counts = list(map(is_, map(put_in, keys), repeat(batch)))
+                return keys if all(counts) else keys[: counts.index(False)]
+            batches.popleft()
+        return ()
+
     def evict(self, keys: Sequence[Key]) -> None:
         deque(map(self._last_put.pop, keys, repeat(None)), maxlen=0)
+        if keys and self._batches and self._batches[0][: -len(keys) - 1 : -1] == keys:
+            # They are at the end of the oldest batch, where somebody else would have to skip them one by one.
+            del self._batches[0][-len(keys) :]
+            self._entries -= len(keys)
 
     def remove(self, keys: Sequence[Key]) -> None:
         deque(map(self._last_put.__delitem__, keys), maxlen=0)
