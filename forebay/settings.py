@@ -62,7 +62,7 @@ class ConnectorSettings:
     record_trace: str | None = field(metadata=_key("record_trace", "/var/lib/forebay"))
     """A folder in which the engine records what it is asked for, as keys and times. An absolute path."""
     record_trace_bytes: int = field(metadata=_key("record_trace_bytes", "200MB"))
-    """What recordings may take in that folder. The oldest part goes first."""
+    """What recordings may take in that folder, those of all engines together. The oldest part goes first."""
     faults: InjectedFaults | None = field(metadata=_key("inject_faults", {"fail_chance": 0.05}))
     """Copies that fail on demand. For tests."""
 
