@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def counted(number: int, name: str) -> str:
+    """As `1 block` and `2,600 blocks`: the name is that of one, and its plural ends in s."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
 def shown(num_bytes: int) -> str:
     """In units of 1000, for people."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("KB", 1000)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
+    return counted(num_bytes, "byte")
 
 
 def typed(num_bytes: int) -> str:

@@ -17,7 +17,8 @@ _UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*")
+_TOO_MANY = 10**40  # beyond, arithmetic fails before memory does
 
 
 class Mode(Enum):
@@ -75,6 +76,15 @@ class OffloadConfig:
 
 def parse_size(setting: str, value: object) -> int:
     """Bytes from a whole number or from text with a unit: GB is 1000³, GiB is 1024³."""
+    size = _size(value)
+    if size is None:
+        raise ConfigError(setting, value, 'whole bytes, or text such as "64GB" or "60GiB"')
+    if size >= _TOO_MANY:
+        raise ConfigError(setting, value, "less than 10⁴⁰ bytes")
+    return size
+
+
+def _size(value: object) -> int | None:
     if is_whole(value):
         return value
     if isinstance(value, float) and value.is_integer():  # 64e9 in JSON
@@ -85,4 +95,4 @@ def parse_size(setting: str, value: object) -> int:
             size = Fraction(number) * _UNITS[unit]
             if size.denominator == 1:
                 return int(size)
-    raise ConfigError(setting, value, 'whole bytes, or text such as "64GB" or "60GiB"')
+    return None

@@ -34,6 +34,7 @@ class ConfigError(ForebayError, ValueError):
         super().__init__(f"{setting}: expected {allowed}, got {value!r}")
         self.setting = setting
         self.value = value
+        self.allowed = allowed
 
 
 class UnknownKeyError(ConfigError):
@@ -46,6 +47,7 @@ class UnknownKeyError(ConfigError):
         ForebayError.__init__(self, f"{where}: unknown key {key!r}{hint} (known keys: {', '.join(known)})")
         self.setting = where
         self.value = key
+        self.allowed = f"one of {', '.join(known)}"
         self.nearest: str | None = near[0] if near else None
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from os.path import isabs
 from typing import Any, Self
 
 from forebay.config import Mode, OffloadConfig, parse_size
 from forebay.copier.faults import InjectedFaults
 from forebay.copier.verify import Verify
 from forebay.errors import ConfigError, UnknownKeyError
+from forebay.parsing import is_absolute_path
 from forebay.recording.parts import LEAST_BYTES as LEAST_RECORDING_BYTES
 from forebay.recording.recorder import DEFAULT_BYTES as DEFAULT_RECORDING_BYTES
 
@@ -62,7 +62,7 @@ class ConnectorSettings:
     record_trace: str | None = field(metadata=_key("record_trace", "/var/lib/forebay"))
     """A folder in which the engine records what it is asked for, as keys and times. An absolute path."""
     record_trace_bytes: int = field(metadata=_key("record_trace_bytes", "200MB"))
-    """What recordings may take in that folder. The oldest part goes first."""
+    """What recordings may take in that folder, those of all engines together. The oldest part goes first."""
     faults: InjectedFaults | None = field(metadata=_key("inject_faults", {"fail_chance": 0.05}))
     """Copies that fail on demand. For tests."""
 
@@ -85,8 +85,9 @@ class ConnectorSettings:
         if not isinstance(block_layout, bool):
             raise ConfigError(named("block_layout"), block_layout, "true or false")
         folder = extra.get("record_trace")
-        if folder is not None and (not isinstance(folder, str) or not isabs(folder)):
-            raise ConfigError(named("record_trace"), folder, "an absolute path to a folder, as text")
+        if folder is not None and not is_absolute_path(folder):
+            wanted = "an absolute path to a folder, as text without NUL or half characters"
+            raise ConfigError(named("record_trace"), folder, wanted)
         record_bytes = _size(extra, "record_trace_bytes", DEFAULT_RECORDING_BYTES)
         if record_bytes < LEAST_RECORDING_BYTES:
             at_least = f"at least {LEAST_RECORDING_BYTES:,} bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -166,12 +167,15 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _with_option(error: ConfigError, options: argparse.Namespace) -> str:
-    """A setting by the name that it has on the command line."""
+    """Settings by the names that they have on the command line."""
     line, setting = str(error), error.setting
-    option = _OPTIONS.get(setting, setting)
-    if option in vars(options) and option not in _POSITIONAL and line.startswith(f"{setting}: "):
-        return f"--{option.replace('_', '-')}{line.removeprefix(setting)}"
-    return line
+    typed = {name: f"--{name.replace('_', '-')}" for name in vars(options) if name not in _POSITIONAL}
+    option = typed.get(_OPTIONS.get(setting, setting))
+    if option is not None and line.startswith(f"{setting}: "):
+        line = f"{option}{line.removeprefix(setting)}"
+    # Names without one are words like others.
+    allowed = re.sub(r"\w+_\w+", lambda name: typed.get(name[0], name[0]), error.allowed)
+    return line.replace(error.allowed, allowed, 1)
 
 
 def _fail(name: str, line: str, code: int) -> int:

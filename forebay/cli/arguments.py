@@ -6,11 +6,15 @@ import argparse
 import re
 from collections.abc import Callable
 
+_MOST_DIGITS = 30
+_MOST = 1e30  # what is computed with it must not become infinite
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 
 def whole(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
+        if len(text) > _MOST_DIGITS:
+            raise argparse.ArgumentTypeError(f"expected at most {_MOST_DIGITS} digits, got {len(text):,}")
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"expected a whole number, at least {least}, got {text!r}")
         return int(text)
@@ -23,8 +27,9 @@ def positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    if not 0 < value <= _MOST:
+        most = f" and at most {_MOST:g}" if value > _MOST else ""
+        raise argparse.ArgumentTypeError(f"expected a number above 0{most}, got {text!r}")
     return value
 
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forebay.amounts import shown
+from forebay.amounts import counted, shown
 from forebay.cli import kinds, transfer
 from forebay.cli.findings import Severity, as_text, worst
 from forebay.cli.sizes import Memory
 from forebay.copier.memory import Limit, memory_limits
 from forebay.errors import ConfigError
+from forebay.parsing import parse_json
 from forebay.plan.models import kv_bytes_per_token
 from forebay.settings import CONNECTOR, DEFAULT_BYTES, MODULE_PATH, WHERE, ConnectorSettings
 
@@ -47,7 +48,7 @@ def show(options: Namespace) -> int:
     if options.verify is not None:
         extra["verify"] = options.verify
     settings = ConnectorSettings.parse(extra)  # raises on what an engine would refuse
-    for line in _explain(settings, limits, options):
+    for line in [*_explain(settings, limits, options)]:  # all of them, or only what is wrong
         print(f"# {line}", file=sys.stderr)
     whole = {
         "kv_connector": CONNECTOR,
@@ -64,7 +65,8 @@ def _explain(settings: ConnectorSettings, limits: list[Limit], options: Namespac
     ranks = options.ranks or 1
     per_rank = settings.per_rank(ranks)
     if per_rank < 1:
-        raise ConfigError("--memory", options.memory, f"at least a byte for each of {ranks} ranks")
+        given = options.memory or f"{DEFAULT_BYTES} bytes, as by default"
+        raise ConfigError("--memory", given, f"at least a byte for each of {ranks} ranks")
     if options.memory is None:
         yield f"{shown(DEFAULT_BYTES)} for all ranks of an engine together, as by default (see --memory)"
     elif settings.bytes_per_rank is None:
@@ -72,26 +74,33 @@ def _explain(settings: ConnectorSettings, limits: list[Limit], options: Namespac
     else:
         yield f"{shown(per_rank)} for each rank"
     if options.ranks:
-        yield f"{shown(per_rank)} ({per_rank} bytes) on each of {ranks} ranks, {shown(per_rank * ranks)} in all"
+        exactly = f"{per_rank} byte{'' if per_rank == 1 else 's'}"  # without commas: a script may want it
+        on = "1 rank" if ranks == 1 else f"each of {ranks} ranks"
+        yield f"{shown(per_rank)} ({exactly}) on {on}, {shown(per_rank * ranks)} in all"
     if limits:
         least = min(limits, key=lambda limit: limit.total_bytes)
         if per_rank * ranks > least.total_bytes:
             yield f"more than there is: {least.name} has {shown(least.total_bytes)}; see forebay doctor"
-    if options.model:
+    if options.model is not None:
         yield _tokens(_read_model(options.model), per_rank, ranks)
 
 
 def _tokens(model: Mapping[str, Any], per_rank: int, ranks: int) -> str:
-    size = kv_bytes_per_token(model, ranks)
+    try:
+        size = kv_bytes_per_token(model, ranks)
+    except ConfigError as error:
+        return f"tokens: not counted, --ranks: expected {error.allowed}, got {ranks}"
     if size is None:
-        return f"tokens: not counted, {model.get('model_type', 'this model')} is not a plain transformer"
-    return f"about {per_rank // size:,} tokens: {size:,} bytes each on a rank, with a KV cache of 16 bits"
+        name = model.get("model_type", "this model")
+        return f"tokens: not counted, {name} is not a plain transformer, or its config.json does not say enough"
+    tokens, each = counted(per_rank // size, "token"), counted(size, "byte")
+    return f"about {tokens}: {each} each on a rank, with a KV cache of 16 bits"
 
 
 def _read_model(folder: str) -> Mapping[str, Any]:
     file = Path(folder) / "config.json"
     try:
-        model = json.loads(file.read_text())
+        model = parse_json(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError("--model", folder, f"a folder with a config.json ({error})") from error
     if not isinstance(model, Mapping):

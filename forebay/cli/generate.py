@@ -12,12 +12,14 @@ _LIKE = ("sessions_per_s", "turns", "pause_s", "prefixes", "prefix_tokens", "inp
 
 
 def run(options: Namespace) -> int:
-    check_target("--output", options.output)
+    to_stdout = options.output in (None, "-")
+    if not to_stdout:
+        check_target("--output", options.output)
     changes = {name: value for name in _LIKE if (value := getattr(options, name)) is not None}
     requests = generate(
         options.kind, requests=options.requests, seed=options.seed, block_tokens=options.block_tokens, **changes
     )
-    if options.output is None:
+    if to_stdout:
         sys.stdout.writelines(as_lines(requests))
     else:
         with written("--output", options.output) as file:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 
+from forebay.amounts import counted
 from forebay.cli.output import UnwritableError, check_target, is_same, written
 from forebay.config import parse_size
 from forebay.errors import ConfigError
@@ -53,16 +54,21 @@ def run(options: Namespace) -> int:
     # Before anything is printed: `| head -1` ends a command that prints.
     if options.json not in (None, "-"):
         _write("--json", options.json, document)
-    if options.html is not None:
+    if options.html not in (None, "-"):
         _write("--html", options.html, page(report))
-    print(document if options.json == "-" else as_text(report))
+    if options.json == "-":
+        print(document)
+    else:
+        print(page(report) if options.html == "-" else as_text(report))
     return 0
 
 
 def _check_targets(options: Namespace) -> None:
     """That nothing is written over what is read, nor where it would be read next time."""
-    given = [("--json", options.json)] if options.json not in (None, "-") else []
-    given += [("--html", options.html)] if options.html is not None else []
+    if options.json == options.html == "-":
+        raise ConfigError("--html", options.html, "a file: standard output has what --json gives")
+    given = [("--json", options.json), ("--html", options.html)]
+    given = [(option, name) for option, name in given if name not in (None, "-")]
     for option, name in given:
         check_target(option, name)
         if name.endswith(_TRACES):  # `plan --json trace.jsonl` would write over the trace
@@ -125,7 +131,7 @@ def _wanted(options: Namespace) -> Wanted:
 def _model(options: Namespace) -> ModelKV:
     if options.model is not None and options.kv_bytes_per_token is not None:
         raise ConfigError("--kv-bytes-per-token", options.kv_bytes_per_token, "nothing beside --model")
-    named = options.model or (USUAL_MODEL if options.kv_bytes_per_token is None else None)
+    named = USUAL_MODEL if options.model is None and options.kv_bytes_per_token is None else options.model
     return load_model(
         named,
         tensor_parallel=options.tensor_parallel,
@@ -150,7 +156,7 @@ def _size(option: str, text: str) -> int:
 
 def _say_what_was_skipped(trace: FileTrace) -> None:
     if trace.skipped:
-        lines = "1 bad line:" if trace.skipped == 1 else f"{trace.skipped:,} bad lines, the first of them:"
-        print(f"# skipped {lines}", file=sys.stderr)
+        first = ":" if trace.skipped == 1 else ", the first of them:"
+        print(f"# skipped {counted(trace.skipped, 'bad line')}{first}", file=sys.stderr)
         for reason in trace.reasons:
             print(f"#   {reason}", file=sys.stderr)

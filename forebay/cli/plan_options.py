@@ -84,7 +84,9 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--json", metavar="FILE", nargs="?", const="-", help="for scripts; without FILE, instead of the table"
     )
-    out.add_argument("--html", metavar="FILE", help="one page with charts, that opens offline")
+    out.add_argument(
+        "--html", metavar="FILE", help="one page with charts, that opens offline; - is standard output"
+    )
 
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +96,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
         "--seed", metavar="N", type=whole(0), default=0, help="another one, other traffic (default: 0)"
     )
     parser.add_argument("--block-tokens", metavar="N", type=whole(1), default=16, help="of an id (default: 16)")
-    parser.add_argument("--output", metavar="FILE", help="packed if it ends in .gz (default: standard output)")
+    parser.add_argument("--output", metavar="FILE", help="packed if it ends in .gz (default: -, standard output)")
     like = parser.add_argument_group("what it is like (default: as usual for its kind)")
     like.add_argument("--sessions-per-s", metavar="N", type=positive, help="new chats, tasks or questions")
     like.add_argument("--turns", metavar="N", type=whole(1), help="requests of a session, about")

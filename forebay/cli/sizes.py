@@ -12,7 +12,7 @@ from forebay.copier.memory import Limit
 from forebay.errors import ConfigError
 
 _MIB = 1 << 20
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+_PERCENT = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)%")
 
 
 class Memory(NamedTuple):

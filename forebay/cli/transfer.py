@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from forebay.cli import kinds
 from forebay.cli.findings import Finding
 from forebay.errors import ConfigError, ForebayError, UnknownKeyError, is_whole
+from forebay.parsing import parse_json
 from forebay.settings import CONNECTOR, KNOWN, MODULE_PATH, WHERE, ConnectorSettings
 
 # Of all releases that Forebay was written for.
@@ -34,6 +35,8 @@ _RIGHT = {
     "store_deadline_s": 60.0,
     "min_load_tokens": 0,
     "verify": "all",
+    "record_trace": "/var/lib/forebay",
+    "record_trace_bytes": "1GB",
     "inject_faults": {},
 }
 
@@ -184,6 +187,6 @@ def _shown(value: object) -> str:
 
 def _loads(text: str, shown: str) -> object:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise UnreadableError(f"{shown}: expected JSON, got text that is none: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forebay.amounts import counted
 from forebay.plan import words
 from forebay.plan.report import Report
 
@@ -16,8 +17,9 @@ def assumptions(report: Report) -> Iterator[str]:
     yield from (f"Trace: {note}." for note in report.totals.notes)
     otherwise = " That is about what a model leaves on a GPU of 80 GB; --device-memory says otherwise."
     yield f"Device: {words.device(report)}.{otherwise if engine.device_assumed else ''}"
+    block = counted(report.totals.block_tokens, "token")
     yield (
-        f"One slot here is one block of the trace, {report.totals.block_tokens:,} tokens. An engine with smaller "
+        f"One slot here is one block of the trace, {block}. An engine with smaller "
         "blocks has as many more slots in the same memory."
     )
     how = "exact" if curve.sampled == 1 else words.sampled(report)
@@ -44,6 +46,6 @@ def assumptions(report: Report) -> Iterator[str]:
 
 def _speeds(report: Report) -> Iterator[str]:
     if (prefill := report.engine.prefill_tokens_per_s) is not None:
-        yield f"prefill of {prefill:,.0f} tokens a second"
+        yield f"prefill of {counted(round(prefill), 'token')} a second"
     if (moved := report.engine.bus_bytes_per_s) is not None:
         yield f"a bus of {words.memory(int(moved))} a second each way"

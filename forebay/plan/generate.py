@@ -18,6 +18,7 @@ from math import sqrt
 from random import Random
 from typing import Any
 
+from forebay.amounts import counted
 from forebay.errors import ConfigError, UnknownKeyError, is_whole
 
 _MS = 1000
@@ -199,6 +200,7 @@ def _checked(kind: str, requests: int, seed: int, block_tokens: int, changes: Ma
     traffic = replace(KINDS[kind], **changes)
     if traffic.prefixes * traffic.prefix_tokens // block_tokens > _MOST_WHOLE:
         name = "prefixes" if "prefixes" in changes else "prefix_tokens"
-        wanted = f"prefixes * prefix_tokens of at most {_MOST_WHOLE:,} blocks of {block_tokens} tokens"
+        size = counted(block_tokens, "token")
+        wanted = f"prefixes of together at most {_MOST_WHOLE:,} blocks of {size}"
         raise ConfigError(name, getattr(traffic, name), wanted)
     return traffic

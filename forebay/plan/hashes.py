@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forebay.amounts import counted
 from forebay.errors import ConfigError
 from forebay.plan.curve import prefix_path
 from forebay.plan.request import TraceRequest
@@ -17,7 +18,7 @@ class EngineHashes:
 
     def __init__(self, block_tokens: int, tokens_per_hash: int) -> None:
         if block_tokens % tokens_per_hash and tokens_per_hash % block_tokens:
-            allowed = f"a divisor or a multiple of the trace's {block_tokens} tokens to a block"
+            allowed = f"a divisor or a multiple of the trace's {counted(block_tokens, 'token')} to a block"
             raise ConfigError("tokens_per_hash", tokens_per_hash, allowed)
         self._tokens = tokens_per_hash
         self._parts = max(1, block_tokens // tokens_per_hash)

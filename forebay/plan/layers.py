@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from forebay.amounts import counted
 from forebay.errors import is_whole
 
 Config = Mapping[str, Any]
@@ -24,6 +25,10 @@ CACHE_DTYPES: Mapping[str, int] = {
 
 class UnclearModelError(Exception):
     """What a config.json does not say, or says in a way that is not understood."""
+
+
+class UnevenError(Exception):
+    """Which numbers of ranks the model can be spread over: the one that was asked for is none of them."""
 
 
 class Kind(Enum):
@@ -110,7 +115,7 @@ def is_known(config: Config) -> bool:
 
 
 def layers_of(config: Config, ranks: Ranks) -> list[Layer]:
-    """In the model's order. Raises UnclearModelError."""
+    """In the model's order. Raises UnclearModelError and UnevenError."""
     config = {
         **_DEFAULTS.get(_type(config), {}),
         **{key: value for key, value in config.items() if value is not None},
@@ -142,18 +147,18 @@ def _kinds(config: Config) -> Iterator[str]:
     layers = whole(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
     if layers > _MOST_LAYERS:
         raise UnclearModelError(f"{layers:,} layers")
-    kind = _type(config)
+    kind, all_layers = _type(config), counted(layers, "layer")
     given = config.get("layer_types")
     if given is not None:
         if not isinstance(given, list) or len(given) != layers:
-            raise UnclearModelError(f"layer_types does not have a kind for each of {layers} layers")
+            raise UnclearModelError(f"layer_types does not have a kind for each of {all_layers}")
         yield from map(str, given)
     elif kind == "llama4_text":
         no_rope = config.get("no_rope_layers") or [
             (number + 1) % _NO_ROPE_INTERVAL for number in range(layers)
         ]  # 0: none, and all tokens are seen
         if not isinstance(no_rope, list) or len(no_rope) != layers:
-            raise UnclearModelError(f"no_rope_layers does not have a number for each of {layers} layers")
+            raise UnclearModelError(f"no_rope_layers does not have a number for each of {all_layers}")
         yield from ("chunked_attention" if each else "full_attention" for each in no_rope)
     elif kind == "qwen3_next":
         yield from _every(whole(config, "full_attention_interval"), layers, "linear_attention")
@@ -208,7 +213,7 @@ def _bytes_per_token(config: Config, ranks: Ranks, *, sees_all: bool) -> int:
         raise UnclearModelError("heads of keys and values do not have a size")
     parallel = ranks.tensor_parallel
     if kv_heads % parallel and parallel % kv_heads:
-        raise UnclearModelError(f"{kv_heads} heads cannot be spread over {parallel} ranks")
+        raise UnevenError(f"a divisor or a multiple of the model's {counted(kv_heads, 'head')} of keys and values")
     # With more ranks than heads, several ranks have the same one.
     return 2 * max(1, kv_heads // parallel) * width * ranks.number_bytes
 
@@ -239,7 +244,7 @@ def _short_convolution(config: Config, ranks: Ranks) -> int:
 def _state(config: Config, ranks: Ranks, mixed: int, kernel: int, remembered: int) -> int:
     """The last inputs of a convolution over `mixed` numbers, and so many numbers beside."""
     if mixed % ranks.tensor_parallel or remembered % ranks.tensor_parallel:
-        raise UnclearModelError(f"states cannot be spread over {ranks.tensor_parallel} ranks")
+        raise UnevenError("so many ranks that the states of the model come out even")
     number_bytes = CACHE_DTYPES.get(str(config.get("mamba_ssm_dtype")), ranks.state_number_bytes)
     total = mixed * (kernel - 1) * ranks.state_number_bytes + remembered * number_bytes
     return total // ranks.tensor_parallel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from forebay.errors import ConfigError, is_whole
 from forebay.groups import ChunkedLocal, FullAttention, Group, KVLayout, Recurrent, SlidingWindow
+from forebay.parsing import parse_json
 from forebay.plan.known_models import KNOWN_MODELS
 from forebay.plan.layers import (
     CACHE_DTYPES,
@@ -21,6 +21,7 @@ from forebay.plan.layers import (
     Layer,
     Ranks,
     UnclearModelError,
+    UnevenError,
     is_known,
     layers_of,
     text_config,
@@ -158,6 +159,8 @@ def model_of(
     except UnclearModelError as error:
         wanted = f"a config.json from which the KV cache can be counted ({error}), or kv_bytes_per_token"
         raise ConfigError("model", name, wanted) from None
+    except UnevenError as error:
+        raise ConfigError("tensor_parallel", tensor_parallel, str(error)) from None
     notes = []
     if not is_known(config):
         notes.append(f"{config.get('model_type', 'this model')} is not known: taken for what its fields say")
@@ -167,10 +170,12 @@ def model_of(
 
 def kv_bytes_per_token(model: Mapping[str, Any], ranks: int = 1) -> int | None:
     """On each of so many tensor parallel ranks, by a model's `config.json`. None if it is not a plain transformer,
-    or does not say enough."""
+    or does not say enough. Raises ConfigError if it cannot be spread over so many."""
     try:
         found = model_of(model, "model", tensor_parallel=ranks)
-    except ConfigError:
+    except ConfigError as error:
+        if error.setting == "tensor_parallel":
+            raise
         return None
     return found.bytes_per_token if found.is_plain and not found.notes else None
 
@@ -204,11 +209,9 @@ def _group(group: LayerGroup, block_tokens: int) -> Group:
 def _read(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text())
+        config = parse_json(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError("model", fspath(path), f"a config.json that can be read ({error})") from None
-    except RecursionError:
-        raise ConfigError("model", fspath(path), "a config.json that is not nested so deeply") from None
     if not isinstance(config, Mapping):
         raise ConfigError("model", fspath(path), "a config.json that is a JSON object")
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from forebay.amounts import percent, shown
+from forebay.amounts import counted, percent, shown
 from forebay.plan.advice import TARGET_OF_POSSIBLE, Advice, Choice, Verdict
 from forebay.plan.report import Report
 from forebay.plan.results import Replay
@@ -20,7 +20,7 @@ def memory(num_bytes: int) -> str:
         if num_bytes >= size:
             number = num_bytes / size
             return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
-    return f"{num_bytes} bytes"
+    return counted(num_bytes, "byte")
 
 
 def setting(num_bytes: int) -> str | int:
@@ -49,23 +49,28 @@ def duration(seconds: float) -> str:
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} seconds"
+    number = f"{seconds:.3g}"
+    return f"{number} second" if number == "1" else f"{number} seconds"
 
 
 def count(number: int) -> str:
     return f"{number / 1e6:,.1f} million" if number >= 10**6 else f"{number:,}"
 
 
+def tokens(number: int) -> str:
+    return f"{count(number)} tokens" if number >= 10**6 else counted(number, "token")
+
+
 def totals(report: Report) -> str:
     each = report.totals
     time = f" in {duration(each.duration_s)}" if each.duration_s else ""
-    bad = "1 bad line was" if each.skipped_lines == 1 else f"{each.skipped_lines:,} bad lines were"
-    skipped = f"; {bad} skipped" if each.skipped_lines else ""
-    gone = "1 request is" if each.dropped_requests == 1 else f"{each.dropped_requests:,} requests are"
-    skipped += f"; {gone} missing from the recording" if each.dropped_requests else ""
+    bad, gone = counted(each.skipped_lines, "bad line"), counted(each.dropped_requests, "request")
+    skipped = f"; {bad} {'was' if each.skipped_lines == 1 else 'were'} skipped" if each.skipped_lines else ""
+    if each.dropped_requests:
+        skipped += f"; {gone} {'is' if each.dropped_requests == 1 else 'are'} missing from the recording"
     return (
-        f"{each.requests:,} requests{time}, {count(each.input_tokens)} tokens in, "
-        f"{count(each.output_tokens)} out, blocks of {each.block_tokens:,} tokens{skipped}"
+        f"{counted(each.requests, 'request')}{time}, {tokens(each.input_tokens)} in, "
+        f"{count(each.output_tokens)} out, blocks of {counted(each.block_tokens, 'token')}{skipped}"
     )
 
 
@@ -73,7 +78,7 @@ def model(report: Report) -> str:
     engine = report.engine
     ranks = f" on {engine.ranks} ranks together" if engine.ranks > 1 else ""
     assumed = ", assumed" if engine.model_assumed else ""
-    size = f"{engine.kv_bytes_per_token:,} bytes of KV per token{ranks}"
+    size = f"{counted(engine.kv_bytes_per_token, 'byte')} of KV per token{ranks}"
     return f"{engine.model}{assumed}: {size}, {memory(report.block_bytes)} per block"
 
 
@@ -94,7 +99,7 @@ def sampled(report: Report) -> str:
 def device(report: Report) -> str:
     engine = report.engine
     assumed = ", assumed" if engine.device_assumed else ""
-    return f"{memory(report.device_bytes)} of KV{assumed}: {engine.device_blocks:,} blocks"
+    return f"{memory(report.device_bytes)} of KV{assumed}: {counted(engine.device_blocks, 'block')}"
 
 
 def headline(report: Report) -> str:
@@ -126,8 +131,9 @@ def headline(report: Report) -> str:
 
 def found(report: Report, choice: Choice) -> str:
     device_share = report.advice.device_share
+    slots = f"{counted(choice.slots, 'slot')} {'finds' if choice.slots == 1 else 'find'}"
     return (
-        f"{choice.slots:,} slots find {percent(choice.hit_share)} of blocks; the device alone finds "
+        f"{slots} {percent(choice.hit_share)} of blocks; the device alone finds "
         f"{percent(device_share)}, a cache without bounds {percent(report.curve.unbounded_share)}"
     )
 
@@ -146,7 +152,7 @@ def target(report: Report) -> str:
         return f"{what} is what the device reaches alone."
     if advice.target == _first(advice):
         return f"{what} is reached with that."
-    return f"{what} takes {memory(advice.target.num_bytes)}: {advice.target.slots:,} slots."
+    return f"{what} takes {memory(advice.target.num_bytes)}: {counted(advice.target.slots, 'slot')}."
 
 
 def second(report: Report) -> str | None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from forebay.errors import ensure
+from forebay.recording.room import Room, held_for, lock, step_end
 
 VERSION = 1
 LEAST_BYTES = 1_000_000
-_NAMED = re.compile(r"forebay-\d{8}T\d{6}Z-[0-9a-f]{16}-\d{6}\.jsonl(\.gz(\.tmp)?)?")
-_SHARE = 8
-_MAX_PART_BYTES = 64 << 20
 _COMPRESSION = 1  # keys are as good as random: more effort finds nothing more
 
 
@@ -29,11 +29,15 @@ class Parts:
         self._folder = folder
         self._recording = recording
         self._block_tokens = block_tokens
-        self._max_bytes = max_bytes
-        self._part_bytes = min(_MAX_PART_BYTES, max_bytes // _SHARE)
+        self._room = Room(folder, max_bytes)
         self._number = 0
+        self._path = folder
+        self._file: BinaryIO | None = None
+        """None while the parts of others leave no room for one."""
+        self._size = self._header_bytes = self._granted = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._begin()
+        with self._room.alone():
+            self._begin()
 
     @property
     def path(self) -> Path:
@@ -41,76 +45,111 @@ class Parts:
         return self._path
 
     def write(self, record: dict[str, Any]) -> bool:
-        """False if the line is too long for any part."""
+        """False if the line is too long for any part, or if others leave no room for it."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        if self._size + len(line) > self._part_bytes:
-            if self._header_bytes + len(line) > self._part_bytes:
-                return False
-            self._rotate()
+        if self._file is None or self._size + len(line) > self._granted:
+            return self._write_alone(line)
         self._file.write(line)
         self._size += len(line)
         return True
 
     def flush(self) -> None:
         """What was written is the system's now: killing this process does not lose it."""
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _begin(self) -> None:
-        self._prune()
+    def check(self) -> None:
+        """That the open part is where others see it, and no larger than they count it. Raises InvariantError."""
+        if self._file is not None:
+            status = os.fstat(self._file.fileno())
+            ensure(status.st_nlink == 1, f"{self._path} was deleted, and still takes its bytes")
+            ensure(status.st_size <= self._size <= self._granted, f"{self._path} is larger than it may be")
+            ensure(self._granted <= step_end(status.st_size), f"others do not know how far {self._path} may grow")
+
+    def _write_alone(self, line: bytes) -> bool:
+        with self._room.alone():
+            if self._file is None and not self._begin():
+                return False
+            if self._grow(line):
+                return True
+        too_long = self._header_bytes + len(line) > self._room.part_bytes()
+        if too_long or self._size == self._header_bytes:
+            return False
+        self._rotate()
+        with self._room.alone():
+            return self._file is not None and self._grow(line)
+
+    def _begin(self) -> bool:
+        """A new part, if there is room. Nobody else may take some meanwhile."""
+        header = {"forebay_recording": VERSION, "recording": self._recording, "part": self._number + 1}
+        line = json.dumps({**header, "block_tokens": self._block_tokens}, separators=(",", ":")).encode() + b"\n"
+        if not self._room.make(self._room.taken(None), held_for(len(line))):
+            return False
         self._number += 1
         # Names sort by time, across recordings too.
         began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         self._path = self._folder / f"forebay-{began}-{self._recording}-{self._number:06}.jsonl"
-        # Who may read a recording learns which requests had the same beginnings: its owner only.
-        self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        self._size = 0
-        header = {"forebay_recording": VERSION, "recording": self._recording, "part": self._number}
-        self._header_bytes = self._file.write(
-            json.dumps({**header, "block_tokens": self._block_tokens}, separators=(",", ":")).encode() + b"\n"
-        )
-        self._size = self._header_bytes
+        self._file = _created(self._path)
+        lock(self._file.fileno())
+        self._file.write(line)
+        self._file.flush()
+        self._size = self._header_bytes = len(line)
+        self._granted = step_end(len(line))
+        return True
+
+    def _grow(self, line: bytes) -> bool:
+        """Write beyond what is granted, if the part is not full and there is room. Nobody else may take some
+        meanwhile, and all must see the new size after."""
+        assert self._file is not None
+        taken = self._room.taken(self._path)
+        size, most = self._size + len(line), self._room.part_bytes(taken.open_parts + 1)
+        if size > most and (self._size > self._header_bytes or size > self._room.part_bytes()):
+            return False
+        if not self._room.make(taken, held_for(size)):
+            return False
+        self._file.write(line)
+        self._file.flush()
+        self._size, self._granted = size, max(size, min(step_end(size), most))
+        return True
 
     def _rotate(self) -> None:
-        self._file.close()
-        self._prune()
+        """Compress the part, in the room that is held for that, and begin another."""
+        assert self._file is not None
+        self._file.flush()
         compressed = self._path.with_name(f"{self._path.name}.gz")
         unfinished = compressed.with_name(f"{compressed.name}.tmp")
+        kept = os.fstat(self._file.fileno()).st_nlink > 0  # somebody may have deleted it
         try:
-            with self._path.open("rb") as source, _create(unfinished) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            unfinished.replace(compressed)
-            self._path.unlink()
-        except FileNotFoundError:
-            pass  # another engine with the same folder found it the oldest
-        self._begin()
+            if kept:
+                self._file.seek(0)
+                with _create(unfinished) as target:
+                    shutil.copyfileobj(self._file, target, 1 << 20)
+            with self._room.alone():
+                if kept:
+                    unfinished.replace(compressed)
+                    self._path.unlink(missing_ok=True)
+                self._file.close()
+                self._file = None
+                self._begin()
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
 
-    def _prune(self) -> None:
-        """Make room for a part and for its compressed copy."""
-        found = []
-        for path in sorted(self._folder.iterdir()):
-            if not _NAMED.fullmatch(path.name):
-                continue  # not ours to delete
-            try:
-                found.append((path, path.stat().st_size))
-            except FileNotFoundError:
-                continue
-        room = self._max_bytes - 2 * self._part_bytes
-        total = sum(size for _, size in found)
-        for path, size in found:
-            if total <= room:
-                return
-            if self._number and path == self._path:
-                continue  # about to be compressed; it has its room
-            path.unlink(missing_ok=True)
-            total -= size
+
+def _created(path: Path) -> BinaryIO:
+    """A file that was not there before: where others may write too, a name could lead elsewhere. Who may read a
+    recording learns which requests had the same beginnings: its owner only."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 
 
 def _create(path: Path) -> gzip.GzipFile:
-    raw = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
-    return _OwningGzip(raw)
+    path.unlink(missing_ok=True)  # nobody writes there but this engine
+    return _OwningGzip(_created(path))
 
 
 class _OwningGzip(gzip.GzipFile):

@@ -67,8 +67,8 @@ class Recorder:
         try:
             self._parts = Parts(Path(folder), os.urandom(8).hex(), block_tokens, max_bytes)
             self._parts.flush()
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, ValueError) as error:  # ValueError: a path that cannot be one
+            reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError("record_trace", fspath(folder), f"a folder to write to ({reason})") from None
         # Prompts can be guessed and hashed again. Keyed with something that nobody has, the ids say which requests
         # of this recording begin alike, and nothing else.
@@ -83,7 +83,7 @@ class Recorder:
         self._warner = Warner()
         self._dropped = 0
         self._taken = 0  # hashes
-        self._too_long = 0
+        self._no_room = 0
         self._told_dropped = 0
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="forebay-recorder", daemon=True)
@@ -97,7 +97,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Requests that are not in the recording."""
-        return self._dropped + self._too_long
+        return self._dropped + self._no_room
 
     # --- the scheduling thread ---------------------------------------------------------------------
 
@@ -166,7 +166,8 @@ class Recorder:
         )
         self._taken += len(entry.hashes) + 1
         if not written:
-            self._too_long += 1
+            self._no_room += 1
+            self._warner.warn("no room", "forebay: the recording has no room for a request: it is not in it")
 
     def _ids(self, hashes: Sequence[bytes]) -> bytes:
         ids = bytearray()
@@ -180,6 +181,6 @@ class Recorder:
 
     def _tell_dropped(self) -> None:
         dropped = self.dropped
-        if dropped > self._told_dropped:
-            self._parts.write({"dropped": dropped - self._told_dropped})
+        new = dropped - self._told_dropped
+        if new and self._parts.write({"dropped": new}):
             self._told_dropped = dropped

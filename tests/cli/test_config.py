@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from forebay.amounts import shown, typed
+from forebay.cli import transfer
 from forebay.cli.sizes import Memory
 from forebay.copier.memory import MACHINE, Limit
 from forebay.errors import ConfigError
 from forebay.plan.models import kv_bytes_per_token
-from forebay.settings import ConnectorSettings
+from forebay.settings import KNOWN, ConnectorSettings
 from tests.cli.builders import GB, ROOT, forebay, right
 
 HEAVY = ("torch", "vllm", "numpy", "triton", "xxhash")
@@ -184,9 +185,62 @@ def test_tokens_are_said_on_the_other_stream(tmp_path: Path) -> None:
     assert "gemma3 is not a plain transformer" in forebay("config", "--model", str(tmp_path)).stderr
     (tmp_path / "config.json").write_text("[]")
     assert forebay("config", "--model", str(tmp_path)).returncode == 2
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    run = forebay("config", "--model", str(tmp_path))
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert "--model: expected a folder with a config.json (nested too deeply), got " in run.stderr
+
+
+def test_ranks_that_heads_cannot_be_spread_over_are_not_the_fault_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    run = forebay("config", "--model", str(tmp_path), "--ranks", "3")
+    assert run.returncode == 0
+    said = "--ranks: expected a divisor or a multiple of the model's 8 heads of keys and values, got 3"
+    assert f"tokens: not counted, {said}\n" in run.stderr
+
+
+def test_one_is_not_several(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    said = forebay("config", "--memory", "131072", "--model", str(tmp_path), "--ranks", "1").stderr
+    assert "131.1 KB (131072 bytes) on 1 rank, 131.1 KB in all" in said
+    assert "about 1 token: 131,072 bytes each" in said
+    assert (
+        "# 1 byte (1 byte) on each of 2 ranks, 2 bytes in all\n"
+        in forebay("config", "--memory", "1/rank", "--ranks", "2").stderr
+    )
 
 
 # --- checking ---------------------------------------------------------------------------------------------
+
+
+def test_every_setting_that_can_be_wrong_has_a_right_value() -> None:
+    assert transfer._RIGHT.keys() == set(KNOWN)
+    for key, value in transfer._RIGHT.items():
+        ConnectorSettings.parse({key: value})
+
+
+@pytest.mark.parametrize("deep", [101, 500, 900, 960, 970, 980, 990, 1_000, 100_000])
+def test_what_is_nested_too_deeply_is_one_line(deep: int) -> None:
+    inner = "[" * deep + "]" * deep
+    for text in (inner, f'{{"kv_role": {inner}}}', f'{{"kv_connector_extra_config": {{"verify": {inner}}}}}'):
+        code, said = checked(text)
+        assert code == 1
+        assert "standard input: expected JSON, got text that is none: nested" in said
+
+
+def test_a_wrong_folder_for_recordings_is_named() -> None:
+    code, said = checked(right(kv_connector_extra_config={"record_trace": "/a\0b", "record_trace_bytes": 5}))
+    assert code == 1
+    assert r"half characters, got '/a\x00b'" in said
+    assert '"record_trace": "/var/lib/forebay"' in said
+    assert "record_trace_bytes: expected at least 1,000,000 bytes, got 5" in said
+
+
+@pytest.mark.parametrize("size", [f'"{"9" * 5000}GB"', "9" * 4000])
+def test_a_size_of_too_many_digits_is_refused(size: str) -> None:
+    code, said = checked(f'{{"kv_connector_extra_config": {{"cpu_bytes_to_use": {size}}}}}')
+    assert code == 1
+    assert "kv_connector_extra_config.cpu_bytes_to_use: expected " in said
 
 
 def test_what_is_right_passes() -> None:
@@ -272,22 +326,51 @@ def test_a_module_that_is_refused_is_not_there() -> None:
     assert "No module named 'torch'" in run.stderr or "No module named 'vllm'" in run.stderr
 
 
-def test_help_is_there_at_once() -> None:
-    """In CPU time, the best of five: others use this machine too."""
-    script = f"""
-import os, sys
-def once():
-    child = os.spawnv(os.P_NOWAIT, {sys.executable!r}, [{sys.executable!r}, "-m", "forebay.cli", "--help"])
-    _, _, used = os.wait4(child, 0)
-    return used.ru_utime + used.ru_stime
-print(min(once() for _ in range(5)), file=sys.stderr)
+_AFTER_HELP = """
+import sys
+from forebay.cli import main
+try:
+    main(["--help"])
+finally:
+    print(*sys.modules, file=sys.stderr)
 """
+
+
+def test_help_is_there_at_once() -> None:
+    """It waits for no command, and for nothing that takes long to import."""
     run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _AFTER_HELP], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert float(run.stderr) < 0.2
+    modules = set(run.stderr.split())
+    assert "forebay.cli" in modules
+    assert not modules & {"asyncio", "multiprocessing", "socket", "numpy", "torch", "vllm", "xxhash"}
+    assert not modules & {
+        f"forebay.{name}" for name in ("plan", "copier", "vllm", "cli.doctor", "cli.top", "cli.plan")
+    }
 
 
 def test_it_is_installed_as_a_command() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"forebay": "forebay.cli:main"}
+
+
+_INTERRUPTED = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["forebay", "config"]
+from forebay.cli import main
+sys.exit(main())
+"""
+
+
+def test_control_c_while_a_command_is_still_imported_is_one_line() -> None:
+    script = _INTERRUPTED.format(module="forebay.cli.config")
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (130, "")
+    assert run.stderr == "forebay config: interrupted\n"

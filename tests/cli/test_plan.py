@@ -205,6 +205,19 @@ def test_models_with_windows_and_latents_are_planned_for(chat: str, model: str) 
         (["--html", "no/such/folder/plan.html"], "--html: expected a file that can be written"),
         (["--json", "other.jsonl"], "--json: expected a file to be written, not named like a trace"),
         (["--mode", "fast"], "invalid choice: 'fast'"),
+        (
+            ["--tensor-parallel", "3"],
+            "forebay plan: --tensor-parallel: expected a divisor or a multiple of the model's 8 heads of keys and "
+            "values, got 3\n",
+        ),
+        (
+            ["--model", "granite-4.0-h-tiny", "--tensor-parallel", "5"],
+            "forebay plan: --tensor-parallel: expected ",
+        ),
+        (["--device-tokens", "9" * 5000], "--device-tokens: expected at most 30 digits, got 5,000"),
+        (["--bus-gb-per-s", "1e300"], "--bus-gb-per-s: expected a number above 0 and at most 1e+30, got '1e300'"),
+        (["--model", ""], "--model: expected a config.json that can be read"),
+        (["--html", "-", "--json"], "--html: expected a file: standard output has what --json gives, got '-'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(chat: str, arguments: list[str], said: str) -> None:
@@ -443,6 +456,41 @@ def _children(parent: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
+def test_a_model_that_is_not_understood_names_the_option_that_helps(chat: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    run = forebay("plan", chat, "--model", str(tmp_path))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "forebay plan: --model: expected a config.json from which the KV cache can be counted (num_hidden_layers "
+        f"is missing), or --kv-bytes-per-token, got {str(tmp_path)!r}\n"
+    )
+
+
+def test_one_is_not_several(tmp_path: Path) -> None:
+    line = '{"timestamp": %d, "input_length": 1, "output_length": 1, "hash_ids": [7]}\n'
+    (tmp_path / "one.jsonl").write_text(line % 0 + "{\n")
+    run = forebay(
+        *("plan", str(tmp_path / "one.jsonl"), "--block-tokens", "1", "--kv-bytes-per-token", "1"),
+        *("--device-tokens", "1", "--skip-bad-lines", "--html", str(tmp_path / "one.html")),
+    )
+    assert run.returncode == 0, run.stderr
+    said = run.stdout + (tmp_path / "one.html").read_text() + run.stderr
+    assert "1 request, 1 token in, 1 out, blocks of 1 token; 1 bad line was skipped" in said
+    assert "1 byte of KV per token, 1 byte per block" in said
+    assert not re.findall(r"(?<![\d.,])1 (?:\w+ )?(?:requests|tokens|blocks|bytes|slots|lines|seconds)\b", said)
+
+
+def test_a_line_that_is_nested_too_deeply_is_one_line(chat: str, tmp_path: Path) -> None:
+    for deep in (900, 960, 970, 980, 990, 100_000):
+        inner = "[" * deep + "]" * deep
+        (tmp_path / "deep.jsonl").write_text(
+            f'{{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": {inner}}}\n'
+        )
+        run = forebay("plan", str(tmp_path / "deep.jsonl"))
+        assert (run.returncode, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+        assert "deep.jsonl:1: expected " in run.stderr
+
+
 # --- the generator ------------------------------------------------------------------------------------------
 
 
@@ -458,6 +506,17 @@ def test_what_is_generated_is_a_trace_and_always_the_same(kind: str, tmp_path: P
     assert (len(list(trace)), trace.block_tokens) == (50, 16)
     other = forebay("generate", kind, "--requests", "50", "--seed", "1")
     assert other.stdout != printed.stdout
+
+
+def test_a_dash_is_standard_output(chat: str, tmp_path: Path) -> None:
+    printed = forebay("generate", "chat", "--requests", "5")
+    dashed = forebay("generate", "chat", "--requests", "5", "--output", "-", cwd=tmp_path)
+    assert (dashed.returncode, dashed.stdout, dashed.stderr) == (0, printed.stdout, "")
+    page = forebay("plan", chat, "--curve-only", "--html", "-", cwd=tmp_path)
+    assert (page.returncode, page.stderr) == (0, "")
+    assert_every_element_is_closed(page.stdout)
+    assert page.stdout.startswith("<!doctype html>")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_it_is_like_can_be_changed() -> None:

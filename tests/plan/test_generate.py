@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_the_trace() -> None:
         ({"prefix_tokens": 99999999999}, "prefix_tokens: expected a whole number from 1 to 10,000,000, got 999"),
         (
             {"prefixes": 10**6},
-            "prefixes: expected prefixes * prefix_tokens of at most 10,000,000 blocks of 16 tok",
+            "prefixes: expected prefixes of together at most 10,000,000 blocks of 16 tok",
         ),
         ({"pause_s": float("nan")}, "pause_s: expected a number from 0 to 1e9, got nan"),
         ({"pause_s": 1e300}, "pause_s: expected a number from 0 to 1e9, got 1e+300"),

@@ -28,6 +28,7 @@ from forebay.settings import ConnectorSettings
 from tests.builders import FULL, make_engine, prompt
 
 LEAST = 1_000_000
+A_FOLDER = "an absolute path to a folder, as text without NUL or half characters"
 
 
 class Clock:
@@ -465,6 +466,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"^record_trace: expected a folder to write to \(.*\), got '.*/file/x'$"
     ):
         Recorder(tmp_path / "file" / "x", 16)
+    with pytest.raises(
+        ConfigError, match=r"^record_trace: expected a folder to write to \(.*null.*\), got '/a\\x00b'$"
+    ):
+        Recorder("/a\0b", 16)
     with pytest.raises(ConfigError, match=r"^record_trace_bytes: expected at least 1,000,000 bytes, got 5$"):
         Recorder(tmp_path, 16, max_bytes=5)
 
@@ -531,8 +536,10 @@ def test_settings_name_the_folder_and_the_bound() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"record_trace": True}, "record_trace: expected an absolute path to a folder, as text, got True"),
-        ({"record_trace": "traces"}, "record_trace: expected an absolute path to a folder, as text, got 'traces'"),
+        ({"record_trace": True}, f"record_trace: expected {A_FOLDER}, got True"),
+        ({"record_trace": "traces"}, f"record_trace: expected {A_FOLDER}, got 'traces'"),
+        ({"record_trace": "/a\0b"}, rf"record_trace: expected {A_FOLDER}, got '/a\x00b'"),
+        ({"record_trace": "/a\ud800b"}, rf"record_trace: expected {A_FOLDER}, got '/a\ud800b'"),
         ({"record_trace_bytes": "1KB"}, "record_trace_bytes: expected at least 1,000,000 bytes, got '1KB'"),
         ({"record_traces": "/x"}, "unknown key 'record_traces'; did you mean 'record_trace'?"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log
 
-from forebay.amounts import percent
+from forebay.amounts import counted, percent
 from forebay.plan import words
 from forebay.plan.advice import Choice
 from forebay.plan.document import thinned
@@ -105,7 +105,7 @@ class _Chart:
         yield svg.text(
             (frame.left + frame.end) / 2,
             frame.height - 6,
-            f"host memory, and slots of {tokens:,} tokens",
+            f"host memory, and slots of {counted(tokens, 'token')}",
             "faint",
             "middle",
         )

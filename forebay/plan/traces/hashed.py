@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from forebay.amounts import counted
 from forebay.plan.traces.base import Record, Row, chained, count, number
 from forebay.plan.traces.clock import UNITS, unit_of
 from forebay.plan.traces.lines import BadLineError, shown
@@ -30,7 +31,7 @@ class Blocks(NamedTuple):
         return -(-input_tokens // self.tokens) if self.with_tail else input_tokens // self.tokens
 
     def __str__(self) -> str:
-        return f"blocks of {self.tokens} tokens" if self.with_tail else f"whole blocks of {self.tokens} tokens"
+        return f"{'' if self.with_tail else 'whole '}blocks of {counted(self.tokens, 'token')}"
 
 
 class Hashed:
@@ -61,9 +62,8 @@ class Hashed:
         if not isinstance(ids, list):
             raise BadLineError("hash_ids as a list", shown(ids))
         if len(ids) != self.blocks.expected(input_tokens):
-            wanted = (
-                f"{self.blocks.expected(input_tokens):,} hash_ids for {input_tokens:,} tokens in {self.blocks}"
-            )
+            expected = counted(self.blocks.expected(input_tokens), "hash_id")
+            wanted = f"{expected} for {counted(input_tokens, 'token')} in {self.blocks}"
             raise BadLineError(wanted, f"{len(ids):,}")
         prefixes = chained(_as_bytes(ids))
         if len(prefixes) * self.blocks.tokens < input_tokens:

@@ -151,7 +151,10 @@ def shown(value: object) -> str:
     """A value of a trace in a message: short, and on one line."""
     if isinstance(value, dict):
         return f"an object with {', '.join(map(repr, list(value)[:8])) or 'nothing in it'}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

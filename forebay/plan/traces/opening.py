@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath, scandir
 from pathlib import Path
 
+from forebay.amounts import counted
 from forebay.errors import ConfigError, TraceError, is_whole
 from forebay.plan.traces.base import Format, Record
 from forebay.plan.traces.files import FileTrace
@@ -83,7 +84,7 @@ def _open_recordings(name: str, files: Sequence[Path], options: Options, skip_ba
     tokens = found[0].block_tokens
     if options.block_tokens not in (None, tokens):
         raise ConfigError("block_tokens", options.block_tokens, f"{tokens}, as {found[0].path.name} was recorded")
-    notes = [f"keys stand for whole blocks of {tokens} tokens"]
+    notes = [f"keys stand for whole blocks of {counted(tokens, 'token')}"]
     if len(found) > 1:
         notes.append(f"{len(found)} recordings, merged by time: no prefix of one is a prefix of another")
     return FileTrace(

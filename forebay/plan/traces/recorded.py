@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
+from forebay.amounts import counted
 from forebay.errors import TraceError
 from forebay.plan.traces.base import Record, Row, count, number, text
 from forebay.plan.traces.lines import BadLineError, Lines, numbered_records, shown
@@ -138,7 +139,8 @@ class RecordedSource:
         blocks, known = input_tokens // self.block_tokens, len(ids) // _ID_BYTES
         # An engine may not have hashed all of the input.
         if len(ids) % _ID_BYTES or not 0 <= blocks - known <= _MAX_UNKNOWN:
-            raise BadLineError(f"{blocks * _ID_BYTES:,} bytes of ids for {input_tokens:,} tokens", f"{len(ids):,}")
+            wanted = f"{blocks * _ID_BYTES:,} bytes of ids for {counted(input_tokens, 'token')}"
+            raise BadLineError(wanted, f"{len(ids):,}")
         return _Arrival(number(record, "time_s"), input_tokens, ids, request)
 
     def _row(self, arrival: _Arrival) -> Row:

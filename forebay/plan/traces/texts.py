@@ -14,6 +14,7 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
+from forebay.amounts import counted
 from forebay.errors import is_whole
 from forebay.plan.traces.base import Record, Row, count, number
 from forebay.plan.traces.clock import UNITS, seconds_of, unit_of
@@ -50,7 +51,7 @@ class Texts:
             unit, about_time = unit_of(first, "s", time_unit)
             self.seconds = UNITS[unit]
         self._dates = isinstance(first, str)
-        self.notes = [tokens.note, f"blocks of {block_tokens} tokens", about_time]
+        self.notes = [tokens.note, f"blocks of {counted(block_tokens, 'token')}", about_time]
 
     def row(self, record: Record, place: int) -> Row:
         time = self.time(record)

@@ -45,7 +45,8 @@ class ByteEstimate:
     def __init__(self, block_tokens: int, bytes_per_token: float) -> None:
         self._block_tokens = block_tokens
         self._block_bytes = max(1, round(block_tokens * bytes_per_token))
-        self.note = f"tokens are estimated: one for {bytes_per_token:g} bytes of text"
+        size = "1 byte" if bytes_per_token == 1 else f"{bytes_per_token:g} bytes"
+        self.note = f"tokens are estimated: one for {size} of text"
 
     def count(self, text: str) -> int:
         return self._count(_bytes(text))
