@@ -1,9 +1,9 @@
 """What the host pool would have had with more or less memory, from the traffic that is there.
 
 A ghost of the pool: no bytes, only hashes of blocks in the order of their last use, down to where a pool of eight
-times the slots would reach. Of a long prompt it looks at a few blocks, four for every doubling of the depth, each
-of which stands for its neighbours; and when these are too many, at a sample of them (see forebay.recency). So a
-prompt of 100,000 tokens costs it about fifty dict lookups, and all of it takes a few megabytes at most.
+times the slots would reach. Of a long prompt it looks at a few blocks, fewer the deeper they lie, each of which
+stands for its neighbours; and when these are too many, at a sample of them (see forebay.recency). So a prompt of
+100,000 tokens costs it forty entries of a dict, and all of it takes a few megabytes at most.
 
 It is a least recently used order, whatever the policy of the pool, where the tail of a prompt goes before its
 head.
@@ -30,27 +30,25 @@ _NEAR_BLOCKS = 4096
 _HORIZON = 64  # times all slots: what was asked for longer ago counts half, and half of that
 _MARGIN = 1.1  # times as deep as anybody asks
 _AT_ONCE = 32
-_PER_DOUBLING = 4
+_MOST_BLOCKS = 20_000  # their keys are kept in memory until then
 _DEEPEST = 1 << 26
 
-# Blocks that are looked at, by their place in a prompt, and the power of two that each stands for:
-#   0 1 2 3 | 4 5 6 7 | 8+ 10+ 12+ 14+ | 16++ 20++ …      the one in the middle of 1, 2, 4, … neighbours
+# Blocks that are looked at, by their place in a prompt: the first eight, and then the one in the middle of 2, 3, 4
+# and more neighbours, for which it stands: a quarter as many as lie before them.
 _DEPTHS: list[int] = []
-_POWERS: list[int] = []
-_first, _power = 0, 0
+_WIDTHS: list[int] = []
+_first = 0
 while _first < _DEEPEST:
-    _DEPTHS.append(_first + (1 << _power) // 2)
-    _POWERS.append(_power)
-    _first += 1 << _power
-    if _first >= 2 * _PER_DOUBLING << _power:
-        _power += 1
+    _WIDTHS.append(max(1, _first // 4))
+    _DEPTHS.append(_first + _WIDTHS[-1] // 2)
+    _first += _WIDTHS[-1]
 # By how many are looked at, what picks them.
 _LOOKS: list[Callable[[Sequence[Key]], Sequence[Key]]] = [
     lambda _: (),
     lambda chain: chain[:1],
     *(itemgetter(*_DEPTHS[:count]) for count in range(2, len(_DEPTHS) + 1)),
 ]
-_SUMS = [0, *accumulate(1 << power for power in _POWERS)]
+_SUMS = [0, *accumulate(_WIDTHS)]
 
 
 class Predicted(NamedTuple):
@@ -63,14 +61,9 @@ class Predicted(NamedTuple):
     eight_times: float
 
 
-class _Noted(NamedTuple):
-    """What a request asked for; or, with no blocks, what there is once it was answered."""
-
-    path: Sequence[Key]
-    blocks: int
-    most: int
-    """Of them, how many may be found: the last token is always computed."""
-    on_device: int
+_Noted = tuple[Sequence[Key], int, int, int]
+"""What a request asked for: its chain, which may grow, so many blocks of it, its tokens, and those that the device
+had of them. Or without tokens: what there is once it was answered."""
 
 
 class Ghost:
@@ -83,6 +76,7 @@ class Ghost:
         self._slots_per_block = sum(span / group.span_tokens for group in groups)
         self._span = span
         self._noted: list[_Noted] = []  # what was not looked at yet
+        self._noted_blocks = 0
         self._asked = 0.0
         self._found = [0.0] * len(MULTIPLES)  # with so much memory, and not with less
         self._predicted: Predicted | None = None  # what these come to, once somebody has asked
@@ -97,33 +91,36 @@ class Ghost:
         chain = keys[self._group]
         count = len(chain)
         if count:
-            most = min(count, (num_tokens - 1) // self._span)
-            self._note(_Noted(_path(chain, count), count, most, min(device_tokens // self._span, most)))
+            self._note((chain, count, num_tokens, device_tokens))
         return count
 
     def ended(self, keys: Sequence[Sequence[Key]], num_blocks: int) -> None:
         """A request ended, which had asked for so many blocks; those of the answer come behind them."""
         chain = keys[self._group]
-        if len(chain) > num_blocks:
-            self._note(_Noted(_path(chain, len(chain)), 0, 0, 0))
+        count = len(chain)
+        if count > num_blocks:
+            self._note((chain, count, 0, 0))
 
     def _note(self, noted: _Noted) -> None:
-        # Several at a time take half as long: by then nothing of this is in the caches any more.
+        # Each on its own would take twice as long: by then nothing of this is in the processor's caches.
         self._noted.append(noted)
-        if len(self._noted) >= _AT_ONCE:
+        self._noted_blocks += noted[1]
+        if len(self._noted) >= _AT_ONCE or self._noted_blocks > _MOST_BLOCKS:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Look at what was only noted until now: nobody waits, or there is enough of it."""
-        noted, self._noted = self._noted, []
-        for each in noted:
-            if each.blocks:
-                self._count(each)
+        noted, self._noted, self._noted_blocks = self._noted, [], 0
+        for chain, count, num_tokens, device_tokens in noted:
+            path = _path(chain, count)
+            if num_tokens:
+                most = min(count, (num_tokens - 1) // self._span)  # the last token is always computed
+                self._count(path, count, most, min(device_tokens // self._span, most))
             else:
-                self._recency.use(each.path, _SUMS)
+                self._recency.use(path, _SUMS)
 
-    def _count(self, noted: _Noted) -> None:
-        path, count, most, on_device = noted
+    def _count(self, path: Sequence[Key], count: int, most: int, on_device: int) -> None:
+        """A prompt of so many blocks, of which so many could be found at most and so many were on the device."""
         if self._asked > self._horizon:
             self._asked /= 2
             self._found = [each / 2 for each in self._found]
