@@ -36,6 +36,8 @@ def check(books: Books, loads: Loads, requests: Mapping[RequestId, RequestState]
             ensure(load.request_id in requests, "a load for a request that is gone")
             ensure(not load.orphaned, "a load counts as left behind while its request waits")
     ensure(loads.reserving <= requests.keys(), "room is reserved for a request that is gone")
+    ensure(loads.in_the_way <= requests.keys(), "a request is passed over that is gone")
+    ensure(not loads.in_the_way & loads.reserving, "a request is passed over that has blocks")
 
 
 def device_pins(books: Books, requests: Mapping[RequestId, RequestState]) -> Counter[BlockId]:

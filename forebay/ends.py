@@ -105,6 +105,7 @@ class Ends:
     def leave(self, state: RequestState) -> bool:
         """The request gives up what it holds and what it waits for. Returns whether it waited for anything."""
         self._loads.let_go(state)
+        self._loads.has_moved(state)
         request_id = state.request.id
         self._loads.end_reservation(request_id)
         loads = self._books.ledger.of_request(request_id)
@@ -128,7 +129,7 @@ class Ends:
             # One failure is enough: a second offer could fail again, without end.
             state.computes = True
             state.clear_table()
-            self._loads.end_reservation(request_id)
+            # Its reservation stays until the engine asks again: some free the blocks of a failed load only then.
         self._books.journal.stats.recomputes += 1
         outcomes.failed.append(request_id)
 

@@ -29,15 +29,25 @@ class Loads:
         self._reserved: dict[RequestId, int] = {}  # blocks that loaded requests will still ask for, until they run
         self._planned = 0
         self._holding_blocks: list[RequestState] = []  # matches that pinned device blocks in this pass
+        self._asked_last: RequestState | None = None  # in this pass; None if the engine goes on to others
+        self._preempted: list[RequestId] = []  # in this pass
+        self._in_the_way: dict[RequestId, int] = {}  # passed over until more blocks than so many are free
 
     def match(self, state: RequestState, device_tokens: int) -> Answer:
         """What this request can have now. Slots and blocks found are pinned until claim() or let_go()."""
+        self._asked_last = state
+        if self._in_the_way and self._is_in_the_way(state):
+            self.let_go(state)
+            return self._not_yet(self._waited_s(state))
         if state.held is not None:
             if self._still_right(state.held, state, device_tokens):
                 return state.held.answer
             self.let_go(state)
         books = self._books
-        if not state.request.may_load or state.computes:
+        if state.computes:
+            self.end_reservation(state.request.id)  # it starts over: the engine has freed the blocks of its load
+            return MISS
+        if not state.request.may_load:
             return MISS
         if device_tokens % books.layout.alignment_tokens:
             # Copies fill whole blocks; a hit cannot begin in the middle of one.
@@ -45,7 +55,7 @@ class Loads:
         if state.still_waits is not None and state.still_waits():
             waited_s = self._waits(state)
             if waited_s is not None:
-                return NotYet(waited_s)
+                return self._not_yet(waited_s)
         state.still_waits = None
         state.learn_keys(books.layout)
         bridge = self._may_bridge(state, device_tokens)
@@ -60,7 +70,7 @@ class Loads:
             waited_s = self._waits(state)
             if waited_s is not None:
                 state.still_waits = partial(reason, state)
-                return NotYet(waited_s)
+                return self._not_yet(waited_s)
             if reason == self._is_crowded:
                 return MISS  # it computes rather than wait longer; once there is room it may be offered a load
         return self._hold(state, found, device_tokens).answer
@@ -75,8 +85,10 @@ class Loads:
         """The engine gave the request blocks and accepts `tokens` of what was offered. Plans their load.
 
         None if there is nothing to copy; RefusedLoadError if what was accepted cannot be had. Either way nothing
-        is held any more.
+        is held any more, and room is reserved for what the request lacks.
         """
+        null = self._books.device.null_block
+        self._reserved[state.request.id] = self._lacks(state, (len(each) - each.count(null) for each in table))
         held = state.held
         if held is None or held.device_tokens != device_tokens or held.answer.tokens < tokens:
             self.let_go(state)
@@ -95,8 +107,6 @@ class Loads:
         # waits for them; only if it leaves before the copy ends do they have to be pinned.
         state.held = None
         self._planned += 1
-        null = self._books.device.null_block
-        self._reserved[state.request.id] = self._lacks(state, (len(each) - each.count(null) for each in table))
         stats = self._books.journal.stats
         stats.hit_tokens += tokens
         stats.hit_blocks += order.num_copies
@@ -127,6 +137,39 @@ class Loads:
                 self.let_go(state)
                 state.bridges = False
 
+    def note_stop(self, *, idle: bool) -> None:
+        """The engine has gone through its queue; `idle` if nothing runs. The request that it asked about last and
+        did not admit is where it stopped. Requests that were loaded may stand behind it, with blocks that only
+        they can free: so it is passed over until they run or more blocks are free.
+
+        That is why nobody waits for ever while something is reserved. Loads end, at their deadline if need be.
+        What runs ends, or is preempted until nothing runs, and then passed over. If nothing runs, the engine
+        stops at somebody: not at one that was loaded, whose room is reserved, and at any other only with more
+        free blocks than the last time, so not without end. After that it reaches all that were loaded. Nobody
+        else gets a load meanwhile, so their number falls to 0, and the engine is as it would be without loads."""
+        stopped_at, self._asked_last = self._asked_last, None
+        if not self._reserved:
+            self._in_the_way.clear()
+        # While others run, the engine keeps its order, except for one that was passed over before: that one does
+        # stand before requests that were loaded meanwhile.
+        elif stopped_at is not None and not self._engine_reserves and (idle or stopped_at.waited_enough):
+            self._in_the_way[stopped_at.request.id] = self._books.device.num_free
+        if self._preempted:
+            if idle and self._reserved and not self._engine_reserves:
+                # They had all that was free, and it was not enough.
+                self._in_the_way |= dict.fromkeys(self._preempted, self._books.device.num_blocks)
+            self._preempted = []
+
+    def has_moved(self, state: RequestState) -> None:
+        """The request was admitted or has left. The engine did not stop at it."""
+        self._asked_last = None
+        self._in_the_way.pop(state.request.id, None)
+        if self._preempted and state.request.id in self._preempted:
+            self._preempted.remove(state.request.id)
+
+    def was_preempted(self, state: RequestState) -> None:
+        self._preempted.append(state.request.id)
+
     def stop_waiting_for(self, transfer: Transfer) -> None:
         """The load ended or is not wanted any more: nobody else should wait for its keys."""
         del self._wanted[transfer.id]
@@ -134,6 +177,10 @@ class Loads:
     @property
     def reserving(self) -> Set[RequestId]:
         return self._reserved.keys()
+
+    @property
+    def in_the_way(self) -> Set[RequestId]:
+        return self._in_the_way.keys()
 
     @property
     def wanted(self) -> Collection[TransferId]:
@@ -206,10 +253,17 @@ class Loads:
         """Whether the engine cannot admit this now, whatever it is told."""
         return found.num_copies > self._books.device.num_free
 
+    def _is_in_the_way(self, state: RequestState) -> bool:
+        """Whether the engine stopped at this request, and would again."""
+        free = self._in_the_way.get(state.request.id)
+        return free is not None and bool(self._reserved) and self._books.device.num_free <= free
+
     def _is_crowded(self, state: RequestState) -> bool:
         """Whether the device might fill up with requests that were loaded and cannot run for want of blocks. All
         that were promised a load must fit until they run; a single one is always let in. What the request finds
         on the device is not deducted: those blocks may count as free as well."""
+        if self._in_the_way and state.request.id != next(iter(self._in_the_way)):
+            return True  # the first that is passed over must not wait for ever new loads
         if self._engine_reserves or not self._reserved:
             return False
         nothing = [0] * len(self._groups)
@@ -226,19 +280,25 @@ class Loads:
 
     def _waits(self, state: RequestState) -> float | None:
         """Seconds waited so far, or None if this request has waited long enough."""
-        books = self._books
         if state.waited_enough:
             return None
-        now = books.clock()
+        waited_s = self._waited_s(state)
+        if waited_s >= self._books.config.wait_deadline_s:
+            state.waited_enough = True
+            self._books.journal.stats.waits_given_up += 1
+            return None
+        return waited_s
+
+    def _waited_s(self, state: RequestState) -> float:
+        now = self._books.clock()
         if state.waiting_since is None:
             state.waiting_since = now
-        waited_s = now - state.waiting_since
-        if waited_s >= books.config.wait_deadline_s:
-            state.waited_enough = True
-            books.journal.stats.waits_given_up += 1
-            return None
-        books.journal.stats.not_yet_answers += 1
-        return waited_s
+        return now - state.waiting_since
+
+    def _not_yet(self, waited_s: float) -> NotYet:
+        self._asked_last = None
+        self._books.journal.stats.not_yet_answers += 1
+        return NotYet(waited_s)
 
     def _brings(self, state: RequestState, match: Match) -> list[Brings]:
         return [Brings(keys, each.start, each.stop) for keys, each in zip(state.keys, match.sources, strict=True)]

@@ -81,8 +81,8 @@ class OffloadManager:
         `max_batched_tokens` and `max_requests` are what the engine computes in a step at most; they set how far
         lazy stores look. `engine_reserves` if the engine itself lets a load in only where all that were let in
         before it still have the blocks to run in, and lets those run before it looks at others; else the manager
-        sees to that. `recorder` if requests are
-        recorded; the adapter closes it. `predicts`: whether to keep a ghost of the pool, for `predicted`."""
+        sees to that. `recorder` if requests are recorded; the adapter closes it. `predicts`: whether to keep a
+        ghost of the pool, for `predicted`."""
         if ranks < 1:
             raise ConfigError("ranks", ranks, "at least 1")
         if max_batched_tokens < 1:
@@ -164,6 +164,7 @@ class OffloadManager:
             self._stores.taken(sum(map(len, table)))
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
+        self._loads.has_moved(state)
         if not loaded_tokens:
             self._loads.let_go(state)
             self._loads.end_reservation(request.id)
@@ -179,6 +180,8 @@ class OffloadManager:
         if transfer is None:
             if promised:  # of what was accepted nothing has to be copied, but the engine waits for an outcome
                 self._ends.will_tell(request.id, loaded=True)
+            else:
+                self._loads.end_reservation(request.id)
             return promised
         self._planned_loads.append(transfer)
         return True
@@ -218,6 +221,7 @@ class OffloadManager:
         state = self._requests.get(request_id)
         if state is not None:
             self._ends.leave(state)
+            self._loads.was_preempted(state)
             if not state.stores:
                 self._stores.refuse(state)
             state.clear_table()
@@ -235,8 +239,10 @@ class OffloadManager:
     def step(self, progress: Iterable[Progress] = ()) -> Step:
         """Plan this step's stores and hand out every transfer that the ranks have not been told of yet."""
         stored_for: list[RequestId] = []
+        idle = True
         if not self._draining:
             for request_id, confirmed_tokens, new_blocks in progress:
+                idle = False
                 state = self._requests.get(request_id)
                 if state is None:
                     continue
@@ -248,6 +254,7 @@ class OffloadManager:
                     self._stores.refuse(state)
                 elif self._books.config.mode is Mode.EAGER and self._stores.advance(state, confirmed_tokens):
                     stored_for.append(request_id)
+            self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
         self._loads.end_pass()

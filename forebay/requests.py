@@ -22,8 +22,8 @@ class Hit(NamedTuple):
 
 
 class NotYet(NamedTuple):
-    """What this request needs is being copied just now; waiting for it beats copying it again or computing it.
-    Ask again in the next step."""
+    """What this request needs is being copied just now; waiting for it beats copying it again or computing it. Or
+    it has no room, and others have to come first. Go on to the next request, and ask again in the next step."""
 
     waited_s: float
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Outcome, Progress, SlidingWindow
-from forebay.ids import BlockId
+from forebay.ids import BlockId, RequestId
 from forebay.testing import TinyRequest
 from tests.builders import Desk, lose_device, make_engine, prompt, served, tokens_of
 
@@ -278,6 +278,74 @@ def test_an_engine_that_does_not_reserve_room_is_told_to_wait_for_it() -> None:
     desk, second = _first_loads(engine_reserves=False)
     desk.blocks_for(24)
     assert isinstance(desk.manager.match(second, 0), NotYet)
+
+
+def test_where_the_engine_stopped_while_nothing_ran_it_is_told_to_go_on() -> None:
+    """Behind that request may stand one that was loaded, and holds the blocks that it lacks."""
+    desk, _ = _first_loads(engine_reserves=False)
+    others = desk.blocks_for(16)
+    new = desk.request(prompt(60, 8))
+    assert tokens_of(desk.manager.match(new, 0)) == 0
+    desk.step(Progress(RequestId("another"), 1))
+    assert tokens_of(desk.manager.match(new, 0)) == 0, "others run: the engine keeps its order"
+    desk.step()
+    for _ in range(3):
+        desk.clock.advance(100.0)
+        assert isinstance(desk.manager.match(new, 0), NotYet)
+        desk.step()
+    desk.device.free(others[0])
+    assert tokens_of(desk.manager.match(new, 0)) == 0, "it may have room now"
+    desk.step()
+    assert isinstance(desk.manager.match(new, 0), NotYet)
+    desk.manager.finish(RequestId("d2"), 0)  # the first, which loads
+    assert tokens_of(desk.manager.match(new, 0)) == 0, "nobody waits behind it"
+
+
+def test_where_the_engine_reserves_room_it_is_not_told_to_go_on() -> None:
+    desk, second = _first_loads(engine_reserves=True)
+    desk.blocks_for(24)
+    for _ in range(3):
+        assert tokens_of(desk.manager.match(second, 0)) == 32
+        desk.step()
+
+
+def test_one_that_waited_long_enough_is_passed_over_also_while_others_run() -> None:
+    """It stands before what was loaded meanwhile."""
+    desk, second = _first_loads(engine_reserves=False)
+    assert isinstance(desk.manager.match(second, 0), NotYet)
+    desk.clock.advance(100.0)
+    assert tokens_of(desk.manager.match(second, 0)) == 0, "it may compute rather than wait longer"
+    desk.step(Progress(RequestId("another"), 1))
+    assert isinstance(desk.manager.match(second, 0), NotYet), "the engine had no room for it"
+
+
+@pytest.mark.parametrize("passed_over", [True, False])
+def test_no_load_begins_while_one_is_passed_over(passed_over: bool) -> None:
+    """Or there would always be one more to wait for."""
+    desk = Desk(num_blocks=61, max_batched_tokens=16)
+    for family in range(2):
+        desk.store(prompt(32, family))
+    desk.device.reset()
+    first, second = (desk.request([*prompt(32, family), *prompt(4, 5)]) for family in range(2))
+    desk.manager.match(first, 0)
+    desk.manager.allocated(first, desk.blocks_for(32), 0, 32)
+    large = desk.request(prompt(500, 8))
+    if passed_over:
+        desk.manager.match(large, 0)
+    desk.step()
+    assert isinstance(desk.manager.match(second, 0), NotYet if passed_over else Hit)
+
+
+def test_a_load_that_was_refused_holds_blocks_until_the_engine_asks_again() -> None:
+    desk = Desk(num_blocks=21)
+    refused, large = desk.request(prompt(20)), desk.request(prompt(70, 8))
+    desk.manager.allocated(refused, desk.blocks_for(16), 0, 16)
+    desk.manager.match(large, 0)
+    desk.step()
+    assert desk.report().failed == [refused.id]
+    assert isinstance(desk.manager.match(large, 0), NotYet)
+    assert tokens_of(desk.manager.match(refused, 0)) == 0
+    assert tokens_of(desk.manager.match(large, 0)) == 0
 
 
 def _first_loads(*, engine_reserves: bool) -> tuple[Desk, TinyRequest]:

@@ -8,6 +8,8 @@ no transfer left.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -15,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from forebay import ChunkedLocal, Direction, FullAttention, KVLayout, Mode, OffloadConfig, Recurrent, SlidingWindow
 from forebay.testing import Faults, TinyRequest
+from tests.one_queue import OneQueueEngine
 from tests.watched import STEPS, WatchedEngine
 
 LAYOUTS = {
@@ -44,6 +47,14 @@ LAYOUTS = {
     ),
 }
 
+ENGINES: dict[str, Callable[..., WatchedEngine]] = {
+    "loaded first": WatchedEngine,
+    "one queue": OneQueueEngine,
+    "one queue, careless": partial(OneQueueEngine, careful=False),
+    "one queue, newest first": partial(OneQueueEngine, newest_first=True),
+    "one queue, newest first, careless": partial(OneQueueEngine, newest_first=True, careful=False),
+}
+
 FAULTS = st.builds(
     Faults,
     only=st.sampled_from([None, *Direction, Direction.LOAD]),
@@ -71,6 +82,7 @@ class Traffic(RuleBasedStateMachine):
         wait_deadline_s=st.sampled_from([0.0, 0.05, 2.0]),
         seed=st.integers(0, 2**16),
         ready=st.sampled_from([1.0, 1.0, 0.5, 0.0]),
+        engine=st.sampled_from(sorted(ENGINES)),
     )
     def start(
         self,
@@ -84,11 +96,12 @@ class Traffic(RuleBasedStateMachine):
         wait_deadline_s: float,
         seed: int,
         ready: float = 1.0,
+        engine: str = "loaded first",
     ) -> None:
         self.layout = LAYOUTS[layout]
         # The longest request has 48 tokens; the device holds one to four of them.
         longest = sum(-(-56 // group.span_tokens) + 1 for group in self.layout.groups)
-        self.engine = WatchedEngine(
+        self.engine = ENGINES[engine](
             self.layout,
             OffloadConfig(
                 capacity_bytes=16 * slots,

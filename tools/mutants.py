@@ -19,6 +19,7 @@ SUITES = (
     ["tests/test_manager.py", "tests/test_design.py", "tests/test_field_notes.py"],
     ["tests/test_pool.py", "tests/test_transfers.py", "tests/test_groups.py", "tests/policies"],
     ["tests/test_ghost.py", "tests/test_recency.py", "tests/test_reuse.py"],
+    ["tests/test_room.py"],
     ["tests/test_state_machine.py"],
 )
 VLLM_SUITES = (
@@ -54,6 +55,12 @@ MUTANTS = [
     ("loads.py", "return self._books.device.num_free >= self._own_blocks(device_tokens) + 2 * wanted", "return True", "bridges starve their request"),
     ("loads.py", "if self._engine_reserves or not self._reserved:", "if True:", "loaded requests fill the device"),
     ("loads.py", "if self._engine_reserves and self._is_out_of_room(found):", "if False:", "all that wait are asked in every step"),
+    ("loads.py", "elif stopped_at is not None and not self._engine_reserves and (idle or stopped_at.waited_enough):", "elif False:",
+     "an engine that stopped before loaded requests stays there"),
+    ("loads.py", "if idle and self._reserved and not self._engine_reserves:", "if False:", "one is preempted over and over"),
+    ("loads.py", "and bool(self._reserved) and self._books.device.num_free <= free", "", "who was passed over is not asked about again"),
+    ("loads.py", "if self._in_the_way and state.request.id != next(iter(self._in_the_way)):", "if False:", "who was passed over starves"),
+    ("loads.py", "self.end_reservation(state.request.id)  #", "pass  #", "others wait for a load that has failed"),
     ("loads.py", "and held.out_of_room == self._is_out_of_room(held.match)", "", "what was held without room is loaded twice"),
     ("loads.py", "if any(map(Brings.overlaps, transfer.brings, needs)):", "if False:", "equal prompts load N times"),
     ("stores.py", "if self._has_lost_its_head(state, number):", "if False:", "tails are stored without their heads"),
@@ -72,6 +79,7 @@ MUTANTS = [
     ("manager.py", "self._stores.flush(state, confirmed_tokens)", "pass", "nothing is flushed at the end"),
     ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
     ("manager.py", "self._stores.room_has_grown(self._requests.values())", "pass", "growth does not wake stores"),
+    ("manager.py", "self._loads.has_moved(state)", "pass", "the engine counts as stopped at one that it admitted"),
     ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),
     ("requests.py", "        self.table = []", "        pass", "a preempted request keeps its table"),
     ("vllm/scheduler.py", "finished.discard(request_id)", "pass", "what was reset is used when it arrives"),

@@ -222,7 +222,8 @@ class TinyEngine:
             wanted += total // span - new_from
             table.append([NULL] * first + shared)
         self.device.use(used)
-        taken = self.device.take(wanted)
+        loads = accepted > 0 and answer.needs_load
+        taken = self.device.take(wanted) if self._has_room(request, table, total, loads) else None
         if taken is None:
             self.device.free(reversed(used))
             return False
@@ -236,6 +237,10 @@ class TinyEngine:
         if not request.waits_for_load:
             self._drop_unseen(request)
         return True
+
+    def _has_room(self, request: TinyRequest, table: Sequence[Sequence[BlockId]], total: int, loads: bool) -> bool:
+        """Whether it may be admitted, if its blocks so far are these and `total` tokens need not be computed."""
+        return True  # what it lacks to run is taken from others when it runs
 
     def _device_hit(self, request: TinyRequest, keys: Sequence[Sequence[Key]]) -> int:
         """The longest prefix the device has on its own; the plain way, from the longest length down."""

@@ -68,7 +68,8 @@ LOCAL_HITS_DIVERGE: bool = hasattr(KVCacheManager, "get_computed_blocks_for_conn
 
 RESERVES_FOR_LOADS: bool = hasattr(Scheduler, "_holds_kv_blocks")
 """Whether requests that were loaded run before any other is looked at. All releases reserve room for them, but up
-to 0.30 one that was passed over may stand before them, find no room, and so keep them from running for good."""
+to 0.30 one that was passed over, or has a higher priority, may stand before them, find no room, and so keep them
+from running for good, unless it is passed over again."""
 
 
 SESSIONS_KEEP_STALE_HASHES: bool = (release() or NEWEST) < (0, 32)

@@ -13,13 +13,24 @@ from forebay.vllm import compat
 class EngineRequest:
     """Implements forebay.engine.Request."""
 
-    __slots__ = ("_tokens_per_hash", "device_tokens", "has_run", "id", "preemptions", "request", "waits_for")
+    __slots__ = (
+        "_tokens_per_hash",
+        "device_tokens",
+        "has_run",
+        "id",
+        "offered_nothing",
+        "preemptions",
+        "request",
+        "waits_for",
+    )
 
     def __init__(self, request: Request, tokens_per_hash: int) -> None:
         self.id = RequestId(request.request_id)
         self.request = request
         self.device_tokens = 0
         """What the engine said it has itself when it asked last."""
+        self.offered_nothing = False
+        """Whether nothing may be added to that."""
         self.preemptions: int = request.num_preemptions
         self.has_run = False
         """Whether a step has computed anything in the blocks that it was given last."""
@@ -41,7 +52,7 @@ class EngineRequest:
 
     @property
     def may_load(self) -> bool:
-        return not self.request.skip_reading_prefix_cache
+        return not (self.request.skip_reading_prefix_cache or self.offered_nothing)
 
     @property
     def may_store(self) -> bool:

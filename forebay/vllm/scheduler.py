@@ -190,8 +190,8 @@ class SimpleCPUOffloadScheduler:
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         known = self._known(request)
         known.device_tokens = num_computed_tokens
-        if num_computed_tokens and self._needs_what_the_engine_may_lack:
-            return 0, False  # the engine falls back to what all groups have
+        # Offered nothing, the engine falls back to what all groups have.
+        known.offered_nothing = self._needs_what_the_engine_may_lack and num_computed_tokens > 0
         answer = self.manager.match(known, num_computed_tokens)
         if isinstance(answer, NotYet):
             return None, False

@@ -92,7 +92,7 @@ class Engine:
         self.cached_tokens = [self.outputs[each].num_cached_tokens for each in self.asked]
         return [self.tokens(each) for each in self.asked]
 
-    def submit(self, prompt: Tokens, max_tokens: int = 8, **sampling: Any) -> str:
+    def submit(self, prompt: Tokens, max_tokens: int = 8, *, priority: int = 0, **sampling: Any) -> str:
         from vllm import SamplingParams
 
         request_id = f"request-{len(self._requests)}"
@@ -104,7 +104,7 @@ class Engine:
         inputs: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt is not None:
             inputs["cache_salt"] = salt
-        internal_id = self._engine.add_request(request_id, inputs, params, lora_request=lora)
+        internal_id = self._engine.add_request(request_id, inputs, params, lora_request=lora, priority=priority)
         self._requests[request_id] = self.scheduler.requests[internal_id]
         return request_id
 

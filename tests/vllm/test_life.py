@@ -71,26 +71,64 @@ def test_lazy_mode_loses_nothing_under_load(family: Family) -> None:
         nothing_is_left(engine)
 
 
-@pytest.mark.compat
-def test_a_request_that_was_passed_over_does_not_stand_in_the_way_of_one_that_was_loaded() -> None:
-    """The second waits for what the first loads, so vLLM passes it over and lets the third in, whose load leaves
-    no room for the second. Up to 0.30 vLLM looks at the second first, and must not stop there."""
+@contextmanager
+def _two_that_do_not_fit_together(
+    offload: dict[str, Any], **engine_args: Any
+) -> Iterator[tuple[Engine, Tokens, Tokens, Tokens]]:
+    """An engine, two prompts that are on its host only, and something that nobody has asked yet. In the end, all
+    that was asked has to be answered."""
     *asked, more = prompts(3, 900)
-    third, second = asked[0][: 18 * BLOCK], asked[1][: 25 * BLOCK]
-    with Engine(LLAMA, EAGER, num_gpu_blocks_override=40) as engine:
-        for each in (third, second):
+    one, other = asked[0][: 18 * BLOCK], asked[1][: 25 * BLOCK]
+    with Engine(LLAMA, EAGER | offload, num_gpu_blocks_override=40, **engine_args) as engine:
+        for each in (one, other):
             engine.generate([each], 1)
             engine.settle()
         engine.forget_device()
-        engine.submit(second[: 4 * BLOCK] + more[:5])
-        engine.submit(second + more[5:12])
-        engine.submit(third + more[12:20])
+        yield engine, one, other, more
         steps = 0
         while engine.scheduler.has_unfinished_requests():
             engine.step()
             steps += 1
             assert steps < 5_000, "it hangs"
         nothing_is_left(engine)
+
+
+@pytest.mark.compat
+def test_a_request_that_was_passed_over_does_not_stand_in_the_way_of_one_that_was_loaded() -> None:
+    """The second waits for what the first loads, so vLLM passes it over and lets the third in, whose load leaves
+    no room for the second. Up to 0.30 vLLM looks at the second first, and must not stop there."""
+    with _two_that_do_not_fit_together({}) as (engine, one, other, more):
+        engine.submit(other[: 4 * BLOCK] + more[:5])
+        engine.submit(other + more[5:12])
+        engine.submit(one + more[12:20])
+
+
+_LATE = {"delay_polls": 600, "only": "load"}  # more than a tenth of a second
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("faults", [_LATE, _LATE | {"fail_chance": 1.0}], ids=["late", "failed"])
+def test_nor_does_it_once_it_has_waited_too_long(faults: dict[str, Any]) -> None:
+    """The same with loads that take longer than the second waits for them. If they fail, vLLM frees their blocks
+    only when it comes to them."""
+    slow = {"wait_deadline_s": 0.05, "inject_faults": faults}
+    with _two_that_do_not_fit_together(slow) as (engine, one, other, more):
+        engine.submit(other[: 4 * BLOCK] + more[:5])
+        engine.submit(other + more[5:12])
+        engine.submit(one + more[12:20])
+        engine.run_until(lambda: engine.manager.stats.waits_given_up > 0)
+        assert not engine.scheduler.running, "they have not been loaded yet"
+
+
+@pytest.mark.compat
+def test_nor_does_one_of_a_higher_priority() -> None:
+    """That one is new, and vLLM looks at it first as well."""
+    slow = {"inject_faults": _LATE}
+    with _two_that_do_not_fit_together(slow, scheduling_policy="priority") as (engine, _, other, more):
+        engine.submit(other + more[:7], priority=1)
+        engine.step()
+        assert not engine.scheduler.running, "it has not been loaded yet"
+        engine.submit(more[: 18 * BLOCK])
 
 
 def test_requests_that_wait_for_a_full_device_are_not_all_asked_in_every_step() -> None:

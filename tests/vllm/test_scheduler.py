@@ -465,6 +465,7 @@ def test_a_hit_that_may_lack_a_window_is_not_built_on(monkeypatch: pytest.Monkey
         assert hand.scheduler.get_num_new_matched_tokens(again, 0) == (8 * BLOCK, True)
         behind = (0, False) if diverges else (4 * BLOCK, True)
         assert hand.scheduler.get_num_new_matched_tokens(again, 4 * BLOCK) == behind
+        assert (hand.scheduler.manager.pool.pinned == 0) is diverges, "the manager has to know"
 
 
 def test_the_least_that_every_rank_has_is_what_all_use() -> None:
