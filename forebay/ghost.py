@@ -147,10 +147,14 @@ class Ghost:
             found = within
         if enough < len(self._found):
             self._found[enough] += max(on_device, min(blocks, most)) - found
+        before_last, all_looked_at = _SUMS[len(path) - 1], _SUMS[len(path)]
         for newer, blocks, before in sampled:
             number = bisect_right(self._reaches, newer)
             if before >= on_device and number < len(self._found):
-                self._found[number] += blocks  # not cut to what the prompt has: then the average would be wrong
+                # Not cut to what the prompt has: then the average would be wrong. But the last one stands for as
+                # many as there are of its neighbours.
+                there = max(0, most - before) / (all_looked_at - before_last) if before == before_last else 1
+                self._found[number] += blocks * there
 
     def clear(self) -> None:
         """The cache was reset: nothing is there, whatever its size. What was asked for until now still counts."""

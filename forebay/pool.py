@@ -28,6 +28,9 @@ from forebay.ids import Key, Slot
 from forebay.policies import Policy
 from forebay.tally import Tally
 
+_AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
+_FEW = 16  # fewer than these do not pay for a change between together and one by one
+
 
 class Run:
     """A stretch of a chain: every key builds on the one before it, the first on `above`. Keys come and go at its
@@ -262,23 +265,27 @@ class HostPool:
         """
         kept_one = False
         before = self.evictions
+        at_once = _AT_ONCE
         while (short := count - (self.evictions - before)) > 0:
-            if not self._evict_together(short, keep):
-                kept, more = self._evict_one_by_one(short, keep)
+            gone = self._evict_together(min(short, at_once), keep)
+            # To look at many where few may go would cost more than it saves.
+            at_once = 2 * at_once if gone == at_once else _AT_ONCE
+            if gone < min(short, _FEW):
+                kept, more = self._evict_one_by_one(short - gone, keep)
                 kept_one = kept_one or kept
                 if not more:
                     break
         # What was only kept for this caller may go for the next one.
         self._exhausted = short > 0 and not kept_one
 
-    def _evict_together(self, count: int, keep: Container[Key]) -> bool:
+    def _evict_together(self, count: int, keep: Container[Key]) -> int:
         """Free up to `count` slots at once: of keys that are next in the policy's order and the end of a chain, as
-        the blocks of most prompts are. Returns whether there were any."""
+        the blocks of most prompts are. Returns how many."""
         slots = self._slots
         for first in self._policy.oldest(1):
             run = self._runs[slots[first]]
             if run is None or run.keys[-1] != first:
-                return False
+                return 0
             keys = self._policy.oldest(min(count, len(run.keys)))
             number = _length_of_common(keys, run.keys[: -len(keys) - 1 : -1])
             free = self._pins.isdisjoint(map(slots.__getitem__, keys)) and self._branches.keys().isdisjoint(keys)
@@ -286,14 +293,13 @@ class HostPool:
                 pins, branches = self._pins, self._branches
                 held = (i for i, key in enumerate(keys) if slots[key] in pins or key in branches or key in keep)
                 number = min(number, next(held, number))
-            if not number:
-                return False
-            del run.keys[-number:]
-            if not run.keys:
-                self._end_branch(run)
-            self._let_go(keys[:number])
-            return True
-        return False
+            if number:
+                del run.keys[-number:]
+                if not run.keys:
+                    self._end_branch(run)
+                self._let_go(keys[:number])
+            return number
+        return 0
 
     def _evict_one_by_one(self, count: int, keep: Container[Key]) -> tuple[bool, bool]:
         """Free up to `count` slots, or fewer if from there on they may go together. Returns whether something had
@@ -320,7 +326,7 @@ class HostPool:
                 key = self._leave_run(run) if run is not None else None
                 if key is None or key not in staying or self._tail(key) != key:
                     break
-            more = len(victims) == count or (together and not staying)
+            more = len(victims) == count or (together and not staying and len(victims) >= _FEW)
             if more:
                 break
         self._policy.postpone(list(staying))
@@ -438,4 +444,5 @@ class HostPool:
 
 def _length_of_common(a: Sequence[Key], b: Sequence[Key]) -> int:
     """How many keys the two have in common before the first that differs. They are equally long."""
-    return len(a) if a == b else next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+    # A tuple and a list are never equal.
+    return len(a) if a == b else next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

@@ -127,6 +127,26 @@ def test_a_sample_predicts_what_all_blocks_would() -> None:
         assert mean(ghost.predicted[number] for ghost in samples) == pytest.approx(share, abs=0.015)
 
 
+@pytest.mark.parametrize("blocks", [18, 36, 61])
+def test_a_sample_counts_the_end_of_a_prompt_as_it_is(blocks: int) -> None:
+    """Prompts that are all as long: the last block looked at always has fewer neighbours than it could, or more.
+    And no token lies behind the last block, which is always computed."""
+    rng = Random(3)
+    with mock.patch("forebay.ghost._MAX_KNOWN", 2048), mock.patch("forebay.ghost._NEAR_BLOCKS", 128):
+        samples = [Ghost(FULL, 10**6, 0) for _ in range(24)]
+    prompts = [[rng.getrandbits(60) for _ in range(blocks)] for _ in range(400)]
+    for chain in 3 * prompts:
+        for shift, ghost in enumerate(samples):
+            keys = cast("list[list[Key]]", [[key >> shift for key in chain]])
+            ghost.ended(keys, ghost.asked(keys, blocks * 4, 0))
+    for ghost in samples:
+        ghost.catch_up()
+        ghost.check()
+        assert ghost._recency.rate < 0.5
+    expected = 2 / 3 * (blocks - 1) / blocks
+    assert mean(ghost.predicted.same for ghost in samples) == pytest.approx(expected, abs=0.02)
+
+
 def test_memory_is_bounded_and_what_lies_too_deep_is_forgotten() -> None:
     ghost = Ghost(FULL, 20, 0)
     for i in range(3000):

@@ -67,12 +67,23 @@ def _serve(pool: HostPool, path: Path, chained: bool) -> list[object]:
     return [found, slots, pool.take_removed(), pool.free]
 
 
-@given(path_lists(max_requests=60), st.integers(1, 40), st.lists(st.integers(0, 5), max_size=60), st.booleans())
+@given(
+    path_lists(max_requests=60),
+    st.integers(1, 40),
+    st.lists(st.integers(0, 5), max_size=60),
+    st.booleans(),
+    st.sampled_from([1, 3, 16]),
+)
 @settings(max_examples=200)
 def test_what_goes_together_is_what_would_have_gone_one_by_one(
-    paths: list[Path], slots: int, pinning: list[int], chained: bool
+    paths: list[Path], slots: int, pinning: list[int], chained: bool, few: int
 ) -> None:
     """Slots, what was evicted, and in which order; also with slots that are pinned for a while."""
+    with mock.patch("forebay.pool._FEW", few), mock.patch("forebay.pool._AT_ONCE", 2 * few):
+        _compare(paths, slots, pinning, chained)
+
+
+def _compare(paths: list[Path], slots: int, pinning: list[int], chained: bool) -> None:
     pools = HostPool(slots, LRU(slots)), HostPool(slots, OneByOne(slots))
     pinned: list[Slot] = []
     for path, pin in zip_longest(paths, pinning[: len(paths)], fillvalue=1):
@@ -99,6 +110,52 @@ def test_ends_of_chains_go_together() -> None:
     with mock.patch.object(LRU, "candidates", side_effect=AssertionError):
         assert pool.make_room(50) == 50
     assert numbers(pool.take_removed()) == [*range(19, -1, -1), *range(39, 19, -1), *range(59, 49, -1)]
+
+
+class Watched(LRU):
+    """Counts what it is asked, and answers with tuples, as a policy of somebody else may."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.looked_at = self.orders = 0
+
+    def oldest(self, count: int) -> Sequence[Key]:
+        oldest = tuple(super().oldest(count))
+        self.looked_at += len(oldest)
+        return oldest
+
+    def candidates(self) -> Iterator[Key]:
+        self.orders += 1
+        return super().candidates()
+
+
+def test_a_policy_may_name_the_oldest_in_a_tuple() -> None:
+    pool = HostPool(40, Watched(40))
+    cache_chain(pool, keys(*range(40)))
+    assert pool.make_room(40) == 40
+    assert numbers(pool.take_removed()) == [*range(39, -1, -1)]
+
+
+def test_few_are_looked_at_where_few_may_go_together() -> None:
+    """Something newer builds on every key of a long chain."""
+    policy = Watched(1000)
+    pool = HostPool(1000, policy)
+    chain = keys(*range(500))
+    cache_chain(pool, chain)
+    for number, above in enumerate(chain):
+        branch = keys(1000 + number)
+        pool.commit(branch, pool.reserve(branch, chained=True, above=above))
+    assert pool.make_room(1000) == 1000
+    assert policy.looked_at < 10_000
+
+
+def test_keys_that_build_on_nothing_go_many_at_a_time() -> None:
+    policy = Watched(1000)
+    pool = HostPool(1000, policy)
+    windows = keys(*range(1000))
+    pool.commit(windows, pool.reserve(windows, chained=False))
+    assert pool.make_room(1000) == 1000
+    assert policy.orders < 100
 
 
 # --- sizes and errors ----------------------------------------------------------------------------------

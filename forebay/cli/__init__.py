@@ -173,8 +173,8 @@ def _with_option(error: ConfigError, options: argparse.Namespace) -> str:
     option = typed.get(_OPTIONS.get(setting, setting))
     if option is not None and line.startswith(f"{setting}: "):
         line = f"{option}{line.removeprefix(setting)}"
-    # Names without one are words like others.
-    allowed = re.sub(r"\w+_\w+", lambda name: typed.get(name[0], name[0]), error.allowed)
+    # Names without one are words like others, and those in a path are not settings.
+    allowed = re.sub(r"(?<![\w/'])\w+_\w+(?![\w/'])", lambda name: typed.get(name[0], name[0]), error.allowed)
     return line.replace(error.allowed, allowed, 1)
 
 

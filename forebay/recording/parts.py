@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forebay.errors import ensure
-from forebay.recording.room import Room, held_for, lock, step_end
+from forebay.recording.room import Room, held_for, lock, step_end, unlock
 
 VERSION = 1
 LEAST_BYTES = 1_000_000
+_AT_START_S = 1.0
 _COMPRESSION = 1  # keys are as good as random: more effort finds nothing more
 
 
@@ -33,10 +34,11 @@ class Parts:
         self._number = 0
         self._path = folder
         self._file: BinaryIO | None = None
-        """None while the parts of others leave no room for one."""
+        """None while the parts of others leave no room for one, or their locks no turn."""
         self._size = self._header_bytes = self._granted = 0
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._room.alone():
+        # An engine that starts neither waits long for others nor fails for them: the first write will.
+        with suppress(TimeoutError), self._room.alone(_AT_START_S):
             self._begin()
 
     @property
@@ -59,8 +61,12 @@ class Parts:
             self._file.flush()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._file is not None and not self._file.closed:
+            try:
+                self._file.flush()
+            finally:
+                unlock(self._file.fileno())
+                self._file.close()
 
     def check(self) -> None:
         """That the open part is where others see it, and no larger than they count it. Raises InvariantError."""

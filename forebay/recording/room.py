@@ -53,17 +53,19 @@ class Room:
         self._max_bytes = max_bytes
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else makes room or takes some. Waits only for engines that do either, and not for ever."""
+    def alone(self, patience_s: float | None = None) -> Iterator[None]:
+        """Nobody else makes room or takes some. Waits only for engines that do either, and not for ever. Raises
+        TimeoutError."""
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            self._lock(folder)
+            self._lock(folder, _PATIENCE_S if patience_s is None else patience_s)
             yield
         finally:
+            unlock(folder)
             os.close(folder)
 
-    def _lock(self, folder: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _lock(self, folder: int, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 return fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,8 +98,8 @@ class Room:
                         yield entry.name, status.st_size
 
     def make(self, taken: Taken, num_bytes: int) -> bool:
-        """Delete the oldest parts until so many bytes are left. False, and nothing is deleted, if that cannot be:
-        open parts have the rest."""
+        """Delete the oldest parts until so many bytes are left. False if that cannot be: others have the rest, in
+        open parts, and then nothing is deleted, or in parts that only they may delete."""
         left = self._max_bytes - taken.open_bytes - num_bytes
         if left < 0:
             return False
@@ -105,9 +107,10 @@ class Room:
         for path, size in taken.closed:
             if total <= left:
                 break
-            path.unlink(missing_ok=True)
-            total -= size
-        return True
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
+                total -= size
+        return total <= left
 
     def part_bytes(self, open_parts: int = 1) -> int:
         """The most that a part grows to beside others. All of them together leave half of the room to closed
@@ -129,6 +132,12 @@ def lock(file: int) -> None:
     """Mark a part as open, until it is closed or its process is gone."""
     with suppress(OSError):  # where there are no locks, parts count as closed
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock(file: int) -> None:
+    """Before it is closed: a process that was forked meanwhile has it open too, and would keep the lock."""
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _is_locked(path: Path) -> bool:

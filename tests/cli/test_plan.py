@@ -466,6 +466,13 @@ def test_a_model_that_is_not_understood_names_the_option_that_helps(chat: str, t
     )
 
 
+def test_a_folder_that_is_named_like_a_setting_keeps_its_name(chat: str, tmp_path: Path) -> None:
+    folder = tmp_path / "tensor_parallel"
+    folder.mkdir()
+    run = forebay("plan", chat, "--model", str(folder))
+    assert f"No such file or directory: '{folder}/config.json'" in run.stderr
+
+
 def test_one_is_not_several(tmp_path: Path) -> None:
     line = '{"timestamp": %d, "input_length": 1, "output_length": 1, "hash_ids": [7]}\n'
     (tmp_path / "one.jsonl").write_text(line % 0 + "{\n")

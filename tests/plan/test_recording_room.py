@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay import ConfigError
 from forebay.plan.traces import open_trace
 from forebay.recording import Recorder, parts, room
 from forebay.recording.parts import Parts
@@ -159,16 +158,82 @@ def test_requests_without_room_are_told_once_there_is_some(tmp_path: Path) -> No
     assert trace.dropped == 1
 
 
-def test_a_folder_that_stays_locked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_stays_locked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the thread that writes: the engine starts."""
     monkeypatch.setattr(room, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(parts, "_AT_START_S", 0.0)
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    with pytest.raises(
-        ConfigError, match=r"^record_trace: expected a folder to write to \(another process keeps .* locked\), got"
-    ):
-        Recorder(tmp_path, 16)
+    recorder = Recorder(tmp_path, 16)
+    recorder.arrived(16, [bytes(32)])
+    recorder.close()
     os.close(folder)
-    Recorder(tmp_path, 16).close()
+    assert [each.message for each in caplog.records] == [
+        f"forebay: recording stops: another process keeps {tmp_path} locked"
+    ]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_engine_that_started_while_the_folder_was_locked_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_AT_START_S", 0.0)
+    with room.Room(tmp_path, LEAST).alone():
+        recorder = Recorder(tmp_path, 16)
+        recorder.arrived(16, [bytes(32)])
+    recorder.close()
+    assert len([*open_trace(tmp_path)]) == 1
+
+
+def test_locks_do_not_stay_with_a_process_that_was_forked_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same open files, as copies of their descriptors are."""
+    monkeypatch.setattr(room, "_PATIENCE_S", 0.0)
+    flock = fcntl.flock
+    copies: list[int] = []
+
+    def forked(file: int, how: int) -> None:
+        if how & fcntl.LOCK_EX:
+            copies.append(os.dup(file))
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", forked)
+    each = begin(tmp_path, 1)
+    look = room.Room(tmp_path, LEAST)
+    assert look.taken(None).open_parts == 1
+    with look.alone():
+        pass
+    each.close()
+    each.close()
+    assert look.taken(None).open_parts == 0
+    for copy in copies:
+        os.close(copy)
+
+
+def test_parts_that_only_others_may_delete_leave_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder like /tmp. The engine starts, and records once they are gone."""
+    numbers, theirs = random.Random(0), begin(tmp_path, 1, 20 * LEAST)
+    while num_bytes(tmp_path) < LEAST:
+        theirs.write(line(numbers, 60_000))
+    theirs.close()
+    name = theirs.path.name.split("-")[2]
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if name in path.name:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refused)
+        each = begin(tmp_path, 2)
+        assert not each.write({})
+    assert each.write({})
+    each.close()
+    assert num_bytes(tmp_path) <= LEAST
 
 
 def test_a_file_system_without_locks_is_recorded_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
