@@ -25,7 +25,7 @@ from forebay.recency import Recency
 MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Of the memory there is, as Predicted has them."""
 
-_MAX_KNOWN = 65_536
+_MAX_KNOWN = 32_768
 _NEAR_BLOCKS = 4096
 _HORIZON = 64  # times all slots: what was asked for longer ago counts half, and half of that
 _MARGIN = 1.1  # times as deep as anybody asks
@@ -82,7 +82,7 @@ class Ghost:
         self._predicted: Predicted | None = None  # what these come to, once somebody has asked
         self._reaches = [(each * slots + beside) / self._slots_per_block for each in MULTIPLES]
         depth = self._reaches[-1] * _MARGIN
-        self._recency = Recency(_MAX_KNOWN, _NEAR_BLOCKS, depth)
+        self._recency = Recency(_SUMS, _MAX_KNOWN, _NEAR_BLOCKS, depth)
         self._horizon = _HORIZON * max(1.0, slots / self._slots_per_block)
 
     def asked(self, keys: Sequence[Sequence[Key]], num_tokens: int, device_tokens: int) -> int:
@@ -117,7 +117,7 @@ class Ghost:
                 most = min(count, (num_tokens - 1) // self._span)  # the last token is always computed
                 self._count(path, count, most, min(device_tokens // self._span, most))
             else:
-                self._recency.use(path, _SUMS)
+                self._recency.use(path)
 
     def _count(self, path: Sequence[Key], count: int, most: int, on_device: int) -> None:
         """A prompt of so many blocks, of which so many could be found at most and so many were on the device."""
@@ -126,7 +126,7 @@ class Ghost:
             self._found = [each / 2 for each in self._found]
         self._asked += count
         self._predicted = None
-        seen, sampled = self._recency.use(path, _SUMS)
+        seen, sampled = self._recency.use(path)
         if not seen and not sampled and not on_device:
             return
         blocks, reach_of_all = 0, 0.0

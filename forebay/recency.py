@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from itertools import repeat
+from collections.abc import Hashable, Mapping, Sequence
 from operator import le, lt
 
 from forebay.errors import ensure
@@ -25,7 +24,7 @@ from forebay.errors import ensure
 _MAX_BATCHES = 512
 _PRECISION = 64  # two batches become one if they hold at most this part of what is newer
 _MOST_THINNED = 48
-
+_PLACE_BITS = 20
 
 Seen = tuple[float, int]
 """Of a prompt, blocks that were last used together: how many were used since, and how many these are."""
@@ -35,29 +34,31 @@ many it stands, and how many of the prompt lie before it."""
 
 
 class Recency:
-    def __init__(self, max_known: int, near_blocks: int, depth: float) -> None:
-        """What lies `depth` blocks deep is forgotten. The newest `near_blocks` are not thinned out, if
-        they are much fewer than `max_known`: the few that every prompt begins with are a good part of all uses,
-        and a sample has them or has not."""
+    def __init__(self, sums: Sequence[int], max_known: int, near_blocks: int, depth: float) -> None:
+        """`sums`: for how many blocks none, the first, the first two, … of those that are named of a prompt stand.
+        What lies `depth` blocks deep is forgotten. The newest `near_blocks` are not thinned out, if they are much
+        fewer than `max_known`: the few that every prompt begins with are a good part of all uses, and a sample has
+        them or has not."""
+        self._sums = sums
         self._max_known = max_known
         self._near_blocks = near_blocks
         self._depth = depth
-        self._thinned = 0  # how often half of the older blocks were left out
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was used. What share of the older blocks is known stays as it is."""
-        # Block -> the turn in which it was last used. What is used goes to the new ones. When the last of the old
-        # ones lies too deep they go all at once: to look for those that do would cost more than all the rest.
+        """Forget what was used."""
+        # Block -> the turn in which it was last used, and behind it, in a few bits, its place in the path. What is
+        # used goes to the new ones. When the last of the old ones lies too deep they go all at once: to look for
+        # those that do would cost more than all the rest.
         self._new: dict[Hashable, int] = {}
         self._old: dict[Hashable, int] = {}
         self._new_from = 1  # a turn
         self._turn = 1
         self._starts: list[int] = []  # by batch, its first turn
         self._ends: list[int] = []  # its last turn
-        self._left: list[int] = []  # blocks used then and not since; of a sample, right on average, or below 0
-        self._known: list[int] = []  # how many of them are in the two dicts
+        self._left: list[int] = []  # blocks used then and not since
         self._total = 0
+        self._thinned = 0  # how often half of the older blocks were left out
         self._thin_until = 0  # a turn: of batches before it, a sample is known
 
     @property
@@ -70,37 +71,40 @@ class Recency:
         """Blocks in memory; some of them twice, and some will be forgotten."""
         return len(self._new) + len(self._old)
 
-    def use(self, path: Sequence[Hashable], sums: Sequence[int]) -> tuple[list[Seen], list[Sampled]]:
-        """A prompt uses these blocks, head first, each named by all of the prompt up to it. `sums`: for how many
-        blocks none of them, the first, the first two, … stand. Returns when they were used before: from the head
-        on, as far as all are known; and behind that, the sample, whose numbers are right only on average."""
-        turn, size, last, starts = self._turn, len(path), self._new, self._starts
+    def use(self, path: Sequence[Hashable]) -> tuple[list[Seen], list[Sampled]]:
+        """A prompt uses these blocks, head first, each named by all of the prompt up to it. Returns when they were
+        used before: from the head on, as far as all are known; and behind that, the sample, whose numbers are
+        right only on average."""
+        turn, size, new, starts = self._turn, len(path), self._new, self._starts
+        blocks = self._sums[size]
         seen: list[Seen] = []
         sampled: list[Sampled] = []
-        used = last.get(path[0]) or self._old.get(path[0])
-        if used is not None or self._thinned:
-            if used is not None and self._whole(used) and used == (last.get(path[-1]) or self._old.get(path[-1])):
+        head = new.get(path[0]) or self._old.get(path[0])
+        if head is not None or self._thinned:
+            tail = new.get(path[-1]) or self._old.get(path[-1])
+            if head is not None and tail == head + size - 1 and self._whole(head >> _PLACE_BITS):
                 # Mostly all of it was used before and together, or nothing.
-                batch, newer = self._place(used)
-                seen.append((newer, sums[size]))
-                self._take(batch, sums[size], size)
+                batch, newer = self._place(head >> _PLACE_BITS)
+                seen.append((newer, blocks))
+                self._left[batch] -= blocks
+                self._total -= blocks
             else:
-                self._take_apart(path, sums, seen, sampled)
-        last.update(zip(path, repeat(turn)))
+                self._take_apart(path, seen, sampled)
+        first = turn << _PLACE_BITS
+        new.update(zip(path, range(first, first + size), strict=True))
         self._turn = turn + 1
         starts.append(turn)
         self._ends.append(turn)
-        self._left.append(sums[size])
-        self._known.append(size)
-        self._total += sums[size]
+        self._left.append(blocks)
+        self._total += blocks
         while self._total - self._left[0] >= self._depth:
             self._total -= self._left.pop(0)
-            del starts[0], self._ends[0], self._known[0]
+            del starts[0], self._ends[0]
         if starts[0] >= self._new_from:
-            self._start_anew(last)
+            self._start_anew(new)
         if len(starts) > _MAX_BATCHES:
             self._merge()
-        if len(self._new) + len(self._old) > self._max_known:
+        if self.num_known > self._max_known:
             self._thin()
         return seen, sampled
 
@@ -111,45 +115,37 @@ class Recency:
         """Whether all blocks of that turn are known."""
         return turn >= self._thin_until and turn >= self._starts[0]
 
-    def _take(self, batch: int, blocks: int, known: int) -> None:
-        self._left[batch] -= blocks
-        self._total -= blocks
-        self._known[batch] -= known
-
-    def _take_apart(
-        self, path: Sequence[Hashable], sums: Sequence[int], seen: list[Seen], sampled: list[Sampled]
-    ) -> None:
+    def _take_apart(self, path: Sequence[Hashable], seen: list[Seen], sampled: list[Sampled]) -> None:
         """Take what was used before out of the batches it is in."""
         if not self._starts:
             return
-        taken: list[tuple[int, int, int]] = []  # what is to be taken once all of it was seen
+        sums = self._sums
+        taken: list[tuple[int, int]] = []  # from a batch, so many blocks, once all of it was seen
         new, old = self._new.get, self._old.get
-        found = [new(block) or old(block) for block in path]
+        found = [(new(block) or old(block) or 0) >> _PLACE_BITS for block in path]
         start, end = 0, len(found)
-        while start < end:
+        while start < end and self._whole(found[start]):
             turn = found[start]
-            if turn is None or not self._whole(turn):
-                break
             stop = end if found[-1] == turn else next(i for i in range(start, end) if found[i] != turn)
             blocks = sums[stop] - sums[start]
             batch, newer = self._place(turn)
             seen.append((newer, blocks))
-            taken.append((batch, blocks, stop - start))
+            taken.append((batch, blocks))
             start = stop
         if self._thinned:
             mask = (1 << self._thinned) - 1
             for i in range(start, end):
                 if hash(path[i]) & mask:
                     continue
-                turn = found[i]
-                if turn is None or turn < self._starts[0]:
+                if found[i] < self._starts[0]:
                     break
                 blocks = sums[i + 1] - sums[i] << self._thinned
-                batch, newer = self._place(turn)
+                batch, newer = self._place(found[i])
                 sampled.append((newer, blocks, sums[i]))
-                taken.append((batch, blocks, 1))
-        for each in taken:
-            self._take(*each)
+                taken.append((batch, blocks))
+        for batch, blocks in taken:
+            self._left[batch] -= blocks
+            self._total -= blocks
 
     def _place(self, turn: int) -> tuple[int, float]:
         """The batch of a turn, and how many blocks are newer."""
@@ -164,43 +160,49 @@ class Recency:
         """Make fewer batches: neighbours become one where that matters least, and empty ones go."""
         precision = float(_PRECISION)
         while len(self._starts) > _MAX_BATCHES // 2:
-            merged: list[tuple[int, int, int, int]] = []
+            merged: list[tuple[int, int, int]] = []
             newer = 0  # than the last one of these
-            for batch in reversed(list(zip(self._starts, self._ends, self._left, self._known, strict=True))):
-                start, _, left, known = batch
-                if not left and not known:
+            for batch in reversed(list(zip(self._starts, self._ends, self._left, strict=True))):
+                start, _, left = batch
+                if not left:
                     continue
                 if merged:
-                    next_start, next_end, next_left, next_known = merged[-1]
+                    next_start, next_end, next_left = merged[-1]
                     alike = not start < self._thin_until <= next_start
-                    if alike and (left + next_left) * precision <= max(0, newer):
-                        merged[-1] = start, next_end, left + next_left, known + next_known
+                    if alike and (left + next_left) * precision <= newer:
+                        merged[-1] = start, next_end, left + next_left
                         continue
                     newer += next_left
                 merged.append(batch)
-            rows = zip(*reversed(merged), strict=True)
-            self._starts, self._ends, self._left, self._known = map(list, rows)
+            self._starts, self._ends, self._left = map(list, zip(*reversed(merged), strict=True))
             precision /= 2
 
     def _thin(self) -> None:
         """Forget what lies too deep; and if there are still many, some of the older blocks."""
-        known = {block: turn for block, turn in self._all_known().items() if turn >= self._starts[0]}
+        oldest = self._starts[0] << _PLACE_BITS
+        known = {block: value for block, value in self._all_known().items() if value >= oldest}
         if len(known) > self._max_known // 2:
-            until = self._thin_until = max(self._thin_until, self._first_near())
+            self._thin_until = max(self._thin_until, self._first_near(known))
+            until = self._thin_until << _PLACE_BITS
             while True:
                 mask = (1 << self._thinned) - 1
-                known = {block: turn for block, turn in known.items() if turn >= until or not hash(block) & mask}
+                known = {
+                    block: value for block, value in known.items() if value >= until or not hash(block) & mask
+                }
                 if len(known) <= self._max_known // 2 or self._thinned == _MOST_THINNED:
                     break
                 self._thinned += 1
         self._start_anew(known)
-        self._known = self._count_known()
+        # What comes into the sample counts as what will leave it: each block for those that it stands for.
+        self._left = self._count(known)
+        self._total = sum(self._left)
 
-    def _first_near(self) -> int:
+    def _first_near(self, known: Mapping[Hashable, int]) -> int:
         """The first turn of the newest blocks, as far as there is room for them."""
+        by_turn = Counter(value >> _PLACE_BITS for value in known.values())
         turn, blocks, room = self._turn, 0, self._max_known // 4
-        for start, left, known in zip(*map(reversed, (self._starts, self._left, self._known)), strict=True):
-            room -= known
+        for start, end, left in zip(*map(reversed, (self._starts, self._ends, self._left)), strict=True):
+            room -= sum(by_turn[each] for each in range(start, end + 1))
             if blocks >= self._near_blocks or room < 0:
                 break
             turn, blocks = start, blocks + left
@@ -209,26 +211,33 @@ class Recency:
     def _all_known(self) -> dict[Hashable, int]:
         return self._old | self._new
 
-    def _count_known(self) -> list[int]:
-        known = [0] * len(self._starts)
-        for turn, count in Counter(self._all_known().values()).items():
+    def _count(self, known: Mapping[Hashable, int]) -> list[int]:
+        """What is left of each batch, by the blocks that are known."""
+        sums, bits = self._sums, (1 << _PLACE_BITS) - 1
+        by_turn: dict[int, int] = {}
+        for value in known.values():
+            place, turn = value & bits, value >> _PLACE_BITS
+            by_turn[turn] = by_turn.get(turn, 0) + sums[place + 1] - sums[place]
+        left = [0] * len(self._starts)
+        for turn, blocks in by_turn.items():
             batch = bisect_right(self._starts, turn) - 1
             if batch >= 0:  # or it lies too deep
-                known[batch] += count
-        return known
+                left[batch] += blocks if turn >= self._thin_until else blocks << self._thinned
+        return left
 
     def check(self) -> None:
         """Raise InvariantError unless the books agree."""
         turns = [turn for pair in zip(self._starts, self._ends, strict=True) for turn in sorted({*pair})]
         ensure(all(map(lt, turns, turns[1:])), "recency: batches are out of order")
         ensure(all(map(le, self._starts, self._ends)), "recency: a batch ends before it starts")
-        ensure(self._known == self._count_known(), "recency: known blocks are miscounted")
+        ensure(self._left == self._count(self._all_known()), "recency: what is left of a batch is miscounted")
         ensure(self._total == sum(self._left), "recency: batches do not add up")
-        for start, left, known in zip(self._starts, self._left, self._known, strict=True):
-            ensure(start < self._thin_until or left >= known, "recency: a batch has fewer blocks than are known")
         until = self._thin_until
         mixed = [start < until <= end for start, end in zip(self._starts, self._ends, strict=True)]
         ensure(not any(mixed), "recency: a batch is known in part")
         ensure(self.num_known <= self._max_known, "recency: too many blocks are known")
-        newest_old, oldest_new = max(self._old.values(), default=0), min(self._new.values(), default=self._turn)
-        ensure(newest_old < self._new_from <= oldest_new, "recency: old and new blocks are mixed up")
+        new_from = self._new_from << _PLACE_BITS
+        mixed = [value >= new_from for value in self._old.values()] + [
+            value < new_from for value in self._new.values()
+        ]
+        ensure(not any(mixed), "recency: old and new blocks are mixed up")
