@@ -23,6 +23,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
+from forebay.chains import Chains
 from forebay.errors import CapacityError, ensure, is_whole
 from forebay.ids import Key, Slot
 from forebay.policies import Policy
@@ -30,17 +31,6 @@ from forebay.tally import Tally
 
 _AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
 _FEW = 16  # fewer than these do not pay for a change between together and one by one
-
-
-class Run:
-    """A stretch of a chain: every key builds on the one before it, the first on `above`. Keys come and go at its
-    end."""
-
-    __slots__ = ("above", "keys")
-
-    def __init__(self, keys: list[Key], above: Key | None) -> None:
-        self.keys = keys
-        self.above = above
 
 
 class HostPool:
@@ -56,8 +46,7 @@ class HostPool:
         self._lost: set[Slot] = set()  # slots whose key was forgotten while a copy uses them
         self._pins: Tally[Slot] = Tally()
         self._unused: list[Slot] = []  # slots that were used before and are free again
-        self._runs: list[Run | None] = []  # by slot, up to the first that was never used
-        self._branches: dict[Key, list[Run]] = {}  # key -> runs that begin on it
+        self._chains = Chains(self._slots)
         self._exhausted = False  # the last eviction found too little, and nothing changed since
         self._removed: list[Key] = []
         self.evictions = 0
@@ -77,7 +66,7 @@ class HostPool:
 
     @property
     def free(self) -> int:
-        return len(self._unused) + self._ready - len(self._runs)
+        return len(self._unused) + self._ready - self._chains.num_slots
 
     @property
     def filling(self) -> int:
@@ -153,12 +142,9 @@ class HostPool:
         again = min(count, len(unused))
         slots = unused[len(unused) - again :]
         del unused[len(unused) - again :]
-        first_fresh = len(self._runs)
+        first_fresh = self._chains.num_slots
         slots += cast("Iterable[Slot]", range(first_fresh, first_fresh + count - again))
-        run = self._extended_run(keys, above) if chained else None
-        self._runs += [run] * (count - again)
-        for slot in slots[:again]:
-            self._runs[slot] = run
+        self._chains.add(keys, slots, chained=chained, above=above)
         before = len(self._slots)
         self._slots.update(zip(keys, slots, strict=True))
         ensure(len(self._slots) == before + count, "a key was reserved that has a slot")
@@ -206,10 +192,9 @@ class HostPool:
         if cached:
             self._policy.remove(cached)
             self._removed += cached
-        self._break_runs(there)
+        self._chains.remove(there)
         for key, slot in there:
             del self._slots[key]
-            self._runs[slot] = None
             if slot in self._filling:
                 self._filling.remove(slot)
                 self._lost.add(slot)
@@ -229,8 +214,7 @@ class HostPool:
         self._unused += used - in_use
         self._slots.clear()
         self._filling.clear()
-        self._branches.clear()
-        self._runs = [None] * len(self._runs)
+        self._chains.clear()
         self._removed.clear()
         self._exhausted = False
         self.epoch += 1
@@ -281,24 +265,17 @@ class HostPool:
     def _evict_together(self, count: int, keep: Container[Key]) -> int:
         """Free up to `count` slots at once: of keys that are next in the policy's order and the end of a chain, as
         the blocks of most prompts are. Returns how many."""
-        slots = self._slots
+        slots, pins = self._slots, self._pins
         for first in self._policy.oldest(1):
-            run = self._runs[slots[first]]
-            if run is None or run.keys[-1] != first:
-                return 0
-            keys = self._policy.oldest(min(count, len(run.keys)))
-            number = _length_of_common(keys, run.keys[: -len(keys) - 1 : -1])
-            free = self._pins.isdisjoint(map(slots.__getitem__, keys)) and self._branches.keys().isdisjoint(keys)
-            if not free or any(map(keep.__contains__, keys)):
-                pins, branches = self._pins, self._branches
-                held = (i for i, key in enumerate(keys) if slots[key] in pins or key in branches or key in keep)
-                number = min(number, next(held, number))
-            if number:
-                del run.keys[-number:]
-                if not run.keys:
-                    self._end_branch(run)
-                self._let_go(keys[:number])
-            return number
+            longest = self._chains.length_to(first)
+            keys = self._policy.oldest(min(count, longest)) if longest else ()
+            keys = keys[: self._chains.num_ends(keys)] if keys else ()
+            if not pins.isdisjoint(map(slots.__getitem__, keys)) or any(map(keep.__contains__, keys)):
+                keys = keys[: next(i for i, key in enumerate(keys) if slots[key] in pins or key in keep)]
+            if keys:
+                self._chains.leave_together(first, len(keys))
+                self._let_go(keys)
+            return len(keys)
         return 0
 
     def _evict_one_by_one(self, count: int, keep: Container[Key]) -> tuple[bool, bool]:
@@ -313,7 +290,7 @@ class HostPool:
             if candidate in victims:
                 continue  # it went in the place of another
             staying[candidate] = None
-            key: Key | None = self._tail(candidate)
+            key: Key | None = self._chains.tail(candidate)
             # One tail for each candidate, and then whatever came up before and is a tail now.
             while key is not None and len(victims) < count:
                 slot = slots[key]
@@ -322,9 +299,8 @@ class HostPool:
                     break
                 victims[key] = None
                 staying.pop(key, None)
-                run = self._runs[slot]
-                key = self._leave_run(run) if run is not None else None
-                if key is None or key not in staying or self._tail(key) != key:
+                key = self._chains.leave(key)
+                if key is None or key not in staying or self._chains.tail(key) != key:
                     break
             more = len(victims) == count or (together and not staying and len(victims) >= _FEW)
             if more:
@@ -339,73 +315,13 @@ class HostPool:
         self._removed += keys
         self.evictions += len(keys)
 
-    def _tail(self, key: Key) -> Key:
-        """The end of a chain that builds on this key: the key itself, if nothing does."""
-        run = self._runs[self._slots[key]]
-        while True:
-            if run is not None:
-                key = run.keys[-1]
-            if key not in self._branches:
-                return key
-            run = self._branches[key][-1]
-
-    def _leave_run(self, run: Run) -> Key | None:
-        """The last key of the run goes; returns the key it was built on."""
-        run.keys.pop()
-        if run.keys:
-            return run.keys[-1]
-        self._end_branch(run)
-        return run.above
-
-    def _extended_run(self, keys: Sequence[Key], above: Key | None) -> Run:
-        """The run that ends on `above`, longer by these keys, or a new one."""
-        slot = self._slots.get(above) if above is not None else None
-        run = self._runs[slot] if slot is not None else None
-        if run is not None and run.keys[-1] == above and above not in self._branches:
-            run.keys += keys
-            return run
-        run = Run(list(keys), above)
-        self._begin_branch(run)
-        return run
-
-    def _begin_branch(self, run: Run) -> None:
-        if run.above is not None:
-            self._branches.setdefault(run.above, []).append(run)
-
-    def _end_branch(self, run: Run) -> None:
-        if run.above is not None:
-            siblings = self._branches[run.above]
-            siblings.remove(run)
-            if not siblings:
-                del self._branches[run.above]
-
-    def _break_runs(self, gone: Iterable[tuple[Key, Slot]]) -> None:
-        """Keys go out of the middle of runs: what is left of a run behind one of them becomes a run of its own,
-        which still builds on the key that went."""
-        by_run: dict[Run, set[Key]] = {}
-        for key, slot in gone:
-            run = self._runs[slot]
-            if run is not None:
-                by_run.setdefault(run, set()).add(key)
-        for run, lost in by_run.items():
-            self._end_branch(run)
-            piece = Run([], run.above)
-            for key in run.keys:
-                if key in lost:
-                    piece = Run([], key)
-                    continue
-                if not piece.keys:
-                    self._begin_branch(piece)
-                piece.keys.append(key)
-                self._runs[self._slots[key]] = piece
-
     # --- proof -------------------------------------------------------------------------------------
 
     def check(self, pins: Counter[Slot], storing: Collection[Slot], filling: Mapping[Key, Slot]) -> None:
         """Raise InvariantError unless the books agree with each other and with their owners': the `pins` that
         matches and live loads hold, the slots that live stores write, wanted or not, and the keys of the wanted
         ones, which are `filling`."""
-        free = set(self._unused) | set(range(len(self._runs), self._ready))
+        free = set(self._unused) | set(range(self._chains.num_slots, self._ready))
         index = self.index()
         cached = set(index.values())
         busy = self._filling | self._lost
@@ -426,23 +342,4 @@ class HostPool:
         ensure(len(policy_keys) == self.cached, "the policy counts other keys than the index")
         ensure(index.keys() == set(policy_keys), "the policy orders other keys than the index")
         self._policy.check()
-        self._check_runs()
-
-    def _check_runs(self) -> None:
-        runs = {self._runs[slot] for slot in self._slots.values()} - {None}
-        for run in runs:
-            if run is not None:
-                there = [self._runs[self._slots[key]] is run for key in run.keys if key in self._slots]
-                ensure(all(there) and len(there) == len(run.keys) > 0, "a run names keys that left it")
-        in_runs = sum(len(run.keys) for run in runs if run is not None)
-        chained = sum(self._runs[slot] is not None for slot in self._slots.values())
-        ensure(in_runs == chained, "a key is missing from its run")
-        above = Counter((run.above, run) for run in runs if run is not None and run.above is not None)
-        known = Counter((key, run) for key, siblings in self._branches.items() for run in siblings)
-        ensure(above == known, "branches are booked wrong")
-
-
-def _length_of_common(a: Sequence[Key], b: Sequence[Key]) -> int:
-    """How many keys the two have in common before the first that differs. They are equally long."""
-    # A tuple and a list are never equal.
-    return len(a) if a == b else next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+        self._chains.check()

@@ -17,10 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from forebay.chains import Run
 from forebay.errors import CapacityError, InvariantError
 from forebay.ids import Key, Slot
 from forebay.policies import LRU
-from forebay.pool import HostPool, Run
+from forebay.pool import HostPool
 from tests.plan.paths import Path, path_lists
 from tests.pool_builders import (
     POLICY_NAMES,
@@ -1051,15 +1052,15 @@ def _spoil_policy_keys(pool: HostPool) -> None:
 
 
 def _spoil_branches(pool: HostPool) -> None:
-    pool._branches[key(1)] = [Run([key(99)], key(1))]
+    pool._chains._branches[key(1)] = [Run([key(99)], key(1))]
 
 
 def _spoil_lost_branch(pool: HostPool) -> None:
-    del pool._branches[key(2)]
+    del pool._chains._branches[key(2)]
 
 
 def _run_of(pool: HostPool, number: int) -> Run:
-    run = pool._runs[pool._slots[key(number)]]
+    run = pool._chains._runs[pool._slots[key(number)]]
     assert run is not None
     return run
 
@@ -1077,7 +1078,7 @@ def _spoil_run_without_its_tail(pool: HostPool) -> None:
 
 
 def _spoil_key_without_its_run(pool: HostPool) -> None:
-    pool._runs[pool._slots[key(2)]] = None
+    pool._chains._runs[pool._slots[key(2)]] = None
 
 
 @pytest.mark.parametrize(
