@@ -3,7 +3,7 @@
 A ghost of the pool: no bytes, only hashes of blocks in the order of their last use, down to where a pool of eight
 times the slots would reach. Of a long prompt it looks at a few blocks, fewer the deeper they lie, each of which
 stands for its neighbours; and when these are too many, at a sample of them (see forebay.recency). So a prompt of
-100,000 tokens costs it forty entries of a dict, and all of it takes a few megabytes at most.
+100,000 tokens costs it thirty entries of a dict, and all of it takes a few megabytes at most.
 
 It is a least recently used order, whatever the policy of the pool, where the tail of a prompt goes before its
 head.
@@ -34,12 +34,12 @@ _MOST_BLOCKS = 20_000  # their keys are kept in memory until then
 _DEEPEST = 1 << 26
 
 # Blocks that are looked at, by their place in a prompt: the first eight, and then the one in the middle of 2, 3, 4
-# and more neighbours, for which it stands: a quarter as many as lie before them.
+# and more neighbours, for which it stands: a third as many as lie before them.
 _DEPTHS: list[int] = []
 _WIDTHS: list[int] = []
 _first = 0
 while _first < _DEEPEST:
-    _WIDTHS.append(max(1, _first // 4))
+    _WIDTHS.append(_first // 3 if _first >= 8 else 1)
     _DEPTHS.append(_first + _WIDTHS[-1] // 2)
     _first += _WIDTHS[-1]
 # By how many are looked at, what picks them.
