@@ -137,7 +137,7 @@ SITUATIONS: dict[str, Callable[[str], list[float]]] = {
 
 
 def main() -> None:
-    for name, value in header(rival=False).items():
+    for name, value in header(with_vllm=False).items():
         print(f"{name:<12} {value}")
     print(f"\n{'milliseconds: median / worst':<42}" + "".join(f"{policy:>20}" for policy in POLICIES))
     for name, situation in SITUATIONS.items():

@@ -26,7 +26,6 @@ MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Of the memory there is, as Predicted has them."""
 
 _MAX_KNOWN = 32_768
-_NEAR_BLOCKS = 4096
 _HORIZON = 64  # times all slots: what was asked for longer ago counts half, and half of that
 _MARGIN = 1.1  # times as deep as anybody asks
 _AT_ONCE = 32
@@ -82,7 +81,7 @@ class Ghost:
         self._predicted: Predicted | None = None  # what these come to, once somebody has asked
         self._reaches = [(each * slots + beside) / self._slots_per_block for each in MULTIPLES]
         depth = self._reaches[-1] * _MARGIN
-        self._recency = Recency(_SUMS, _MAX_KNOWN, _NEAR_BLOCKS, depth)
+        self._recency = Recency(_SUMS, _MAX_KNOWN, depth)
         self._horizon = _HORIZON * max(1.0, slots / self._slots_per_block)
 
     def asked(self, keys: Sequence[Sequence[Key]], num_tokens: int, device_tokens: int) -> int:

@@ -8,14 +8,14 @@ The older a batch, the larger it may be. Where in it a prompt lies is then taken
 wrong by a small part of what is newer. (`forebay.reuse` does the same exactly, for the planner, for several times
 the cost.)
 
-If too many blocks are known, older ones are thinned out to a sample by their hashes, where one block stands for
-all of them. (SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015.)
+If there are too many blocks, only a sample of the older ones is kept, chosen by hashes, where one block stands for
+all of them. (SHARDS: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015.) The newest are all
+known: the few that every prompt begins with are a good part of all uses, and a sample has them or has not.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from operator import le, lt
 
@@ -34,42 +34,41 @@ many it stands, and how many of the prompt lie before it."""
 
 
 class Recency:
-    def __init__(self, sums: Sequence[int], max_known: int, near_blocks: int, depth: float) -> None:
+    def __init__(self, sums: Sequence[int], max_known: int, depth: float) -> None:
         """`sums`: for how many blocks none, the first, the first two, … of those that are named of a prompt stand.
-        What lies `depth` blocks deep is forgotten. The newest `near_blocks` are not thinned out, if they are much
-        fewer than `max_known`: the few that every prompt begins with are a good part of all uses, and a sample has
-        them or has not."""
+        What lies `depth` blocks deep is forgotten."""
         self._sums = sums
         self._max_known = max_known
-        self._near_blocks = near_blocks
         self._depth = depth
         self.clear()
 
     def clear(self) -> None:
         """Forget what was used."""
         # Block -> the turn in which it was last used, and behind it, in a few bits, its place in the path. What is
-        # used goes to the new ones. When the last of the old ones lies too deep they go all at once: to look for
-        # those that do would cost more than all the rest.
+        # used goes to the new ones, and those become the old ones from time to time, all at once: to go through
+        # them one by one would cost more than all the rest. Without a sample, that is when the last old one lies
+        # too deep; with one, when there are enough new ones, and what the sample has of the old ones is far.
         self._new: dict[Hashable, int] = {}
         self._old: dict[Hashable, int] = {}
+        self._far: dict[Hashable, int] = {}
         self._new_from = 1  # a turn
         self._turn = 1
         self._starts: list[int] = []  # by batch, its first turn
         self._ends: list[int] = []  # its last turn
         self._left: list[int] = []  # blocks used then and not since
         self._total = 0
-        self._thinned = 0  # how often half of the older blocks were left out
-        self._thin_until = 0  # a turn: of batches before it, a sample is known
+        self._thinned = 0  # how often half of the far blocks were left out
+        self._far_until = 0  # a turn
 
     @property
     def rate(self) -> float:
-        """The share of the older blocks that is known."""
+        """The share of the far blocks that is known."""
         return 1 / (1 << self._thinned)
 
     @property
     def num_known(self) -> int:
         """Blocks in memory; some of them twice, and some will be forgotten."""
-        return len(self._new) + len(self._old)
+        return len(self._new) + len(self._old) + len(self._far)
 
     def use(self, path: Sequence[Hashable]) -> tuple[list[Seen], list[Sampled]]:
         """A prompt uses these blocks, head first, each named by all of the prompt up to it. Returns when they were
@@ -80,7 +79,7 @@ class Recency:
         seen: list[Seen] = []
         sampled: list[Sampled] = []
         head = new.get(path[0]) or self._old.get(path[0])
-        if head is not None or self._thinned:
+        if head is not None or self._far:
             tail = new.get(path[-1]) or self._old.get(path[-1])
             if head is not None and tail == head + size - 1 and self._whole(head >> _PLACE_BITS):
                 # Mostly all of it was used before and together, or nothing.
@@ -100,20 +99,23 @@ class Recency:
         while self._total - self._left[0] >= self._depth:
             self._total -= self._left.pop(0)
             del starts[0], self._ends[0]
-        if starts[0] >= self._new_from:
-            self._start_anew(new)
         if len(starts) > _MAX_BATCHES:
             self._merge()
-        if self.num_known > self._max_known:
-            self._thin()
+        if self._thinned:
+            if len(new) > self._max_known // 8:
+                self._sample_old()
+        elif self._starts[0] >= self._new_from:
+            self._start_anew(new)
+        elif self.num_known > self._max_known:
+            self._begin_sample()
         return seen, sampled
 
-    def _start_anew(self, known: dict[Hashable, int]) -> None:
-        self._old, self._new, self._new_from = known, {}, self._turn
+    def _start_anew(self, old: dict[Hashable, int]) -> None:
+        self._old, self._new, self._new_from = old, {}, self._turn
 
     def _whole(self, turn: int) -> bool:
         """Whether all blocks of that turn are known."""
-        return turn >= self._thin_until and turn >= self._starts[0]
+        return turn >= self._far_until and turn >= self._starts[0]
 
     def _take_apart(self, path: Sequence[Hashable], seen: list[Seen], sampled: list[Sampled]) -> None:
         """Take what was used before out of the batches it is in."""
@@ -121,8 +123,8 @@ class Recency:
             return
         sums = self._sums
         taken: list[tuple[int, int]] = []  # from a batch, so many blocks, once all of it was seen
-        new, old = self._new.get, self._old.get
-        found = [(new(block) or old(block) or 0) >> _PLACE_BITS for block in path]
+        new, old, far = self._new.get, self._old.get, self._far.get
+        found = [(new(block) or old(block) or far(block) or 0) >> _PLACE_BITS for block in path]
         start, end = 0, len(found)
         while start < end and self._whole(found[start]):
             turn = found[start]
@@ -168,7 +170,7 @@ class Recency:
                     continue
                 if merged:
                     next_start, next_end, next_left = merged[-1]
-                    alike = not start < self._thin_until <= next_start
+                    alike = not (start < self._far_until <= next_start or start < self._new_from <= next_start)
                     if alike and (left + next_left) * precision <= newer:
                         merged[-1] = start, next_end, left + next_left
                         continue
@@ -177,39 +179,54 @@ class Recency:
             self._starts, self._ends, self._left = map(list, zip(*reversed(merged), strict=True))
             precision /= 2
 
-    def _thin(self) -> None:
-        """Forget what lies too deep; and if there are still many, some of the older blocks."""
+    def _begin_sample(self) -> None:
+        """Forget what lies too deep; and if there are still many, all but a sample."""
         oldest = self._starts[0] << _PLACE_BITS
-        known = {block: value for block, value in self._all_known().items() if value >= oldest}
-        if len(known) > self._max_known // 2:
-            self._thin_until = max(self._thin_until, self._first_near(known))
-            until = self._thin_until << _PLACE_BITS
-            while True:
-                mask = (1 << self._thinned) - 1
-                known = {
-                    block: value for block, value in known.items() if value >= until or not hash(block) & mask
-                }
-                if len(known) <= self._max_known // 2 or self._thinned == _MOST_THINNED:
-                    break
-                self._thinned += 1
+        known = {block: value for block, value in (self._old | self._new).items() if value >= oldest}
         self._start_anew(known)
+        if len(known) > self._max_known // 2:
+            self._far, self._old, self._far_until = known, {}, self._turn
+            self._thin()
+
+    def _sample_old(self) -> None:
+        """There are enough new blocks: they are the old ones now, and what the sample has of those is far."""
+        mask, oldest = (1 << self._thinned) - 1, self._starts[0] << _PLACE_BITS
+        new, far = self._new, self._far
+        sample = {
+            block: value
+            for block, value in self._old.items()
+            if not hash(block) & mask and value >= oldest and block not in new
+        }
+        before, self._far_until = self._far_until, self._new_from
+        far.update(sample)
+        self._start_anew(new)
         # What comes into the sample counts as what will leave it: each block for those that it stands for.
-        self._left = self._count(known)
-        self._total = sum(self._left)
+        self._recount(sample, before)
+        if len(far) > self._max_known // 2:
+            self._thin()
 
-    def _first_near(self, known: Mapping[Hashable, int]) -> int:
-        """The first turn of the newest blocks, as far as there is room for them."""
-        by_turn = Counter(value >> _PLACE_BITS for value in known.values())
-        turn, blocks, room = self._turn, 0, self._max_known // 4
-        for start, end, left in zip(*map(reversed, (self._starts, self._ends, self._left)), strict=True):
-            room -= sum(by_turn[each] for each in range(start, end + 1))
-            if blocks >= self._near_blocks or room < 0:
-                break
-            turn, blocks = start, blocks + left
-        return turn
+    def _thin(self) -> None:
+        """Of the far blocks, forget what lies too deep or was used since; and if there are still many, half of the
+        others, until there are few."""
+        oldest, new, old = self._starts[0] << _PLACE_BITS, self._new, self._old
+        far = {
+            block: value
+            for block, value in self._far.items()
+            if value >= oldest and block not in new and block not in old
+        }
+        while len(far) > self._max_known // 4 and self._thinned < _MOST_THINNED:
+            self._thinned += 1
+            bit = 1 << (self._thinned - 1)
+            far = {block: value for block, value in far.items() if not hash(block) & bit}
+        self._far = far
+        self._recount(far, 0)
 
-    def _all_known(self) -> dict[Hashable, int]:
-        return self._old | self._new
+    def _recount(self, known: Mapping[Hashable, int], first_turn: int) -> None:
+        """What is left of far batches, from that turn on, by the blocks of them that are known."""
+        for batch, blocks in enumerate(self._count(known)):
+            if first_turn <= self._starts[batch] < self._far_until:
+                self._total += blocks - self._left[batch]
+                self._left[batch] = blocks
 
     def _count(self, known: Mapping[Hashable, int]) -> list[int]:
         """What is left of each batch, by the blocks that are known."""
@@ -222,7 +239,7 @@ class Recency:
         for turn, blocks in by_turn.items():
             batch = bisect_right(self._starts, turn) - 1
             if batch >= 0:  # or it lies too deep
-                left[batch] += blocks if turn >= self._thin_until else blocks << self._thinned
+                left[batch] += blocks if turn >= self._far_until else blocks << self._thinned
         return left
 
     def check(self) -> None:
@@ -230,9 +247,10 @@ class Recency:
         turns = [turn for pair in zip(self._starts, self._ends, strict=True) for turn in sorted({*pair})]
         ensure(all(map(lt, turns, turns[1:])), "recency: batches are out of order")
         ensure(all(map(le, self._starts, self._ends)), "recency: a batch ends before it starts")
-        ensure(self._left == self._count(self._all_known()), "recency: what is left of a batch is miscounted")
+        known = self._far | self._old | self._new
+        ensure(self._left == self._count(known), "recency: what is left of a batch is miscounted")
         ensure(self._total == sum(self._left), "recency: batches do not add up")
-        until = self._thin_until
+        until = self._far_until
         mixed = [start < until <= end for start, end in zip(self._starts, self._ends, strict=True)]
         ensure(not any(mixed), "recency: a batch is known in part")
         ensure(self.num_known <= self._max_known, "recency: too many blocks are known")

@@ -104,7 +104,7 @@ def test_a_sample_predicts_what_all_blocks_would() -> None:
     """Chats that grow long, and come back soon or late. A sample knows a block or two of each, and what those
     stand for is not cut to what the prompt has: then it would predict too little."""
     rng = Random(7)
-    with mock.patch("forebay.ghost._MAX_KNOWN", 2048), mock.patch("forebay.ghost._NEAR_BLOCKS", 256):
+    with mock.patch("forebay.ghost._MAX_KNOWN", 2048):
         samples = [Ghost(FULL, 4000, 0) for _ in range(16)]
     everything = Ghost(FULL, 4000, 0)
     chats: list[list[int]] = [[] for _ in range(400)]
@@ -132,7 +132,7 @@ def test_a_sample_counts_the_end_of_a_prompt_as_it_is(blocks: int) -> None:
     """Prompts that are all as long: the last block looked at always has fewer neighbours than it could, or more.
     And no token lies behind the last block, which is always computed."""
     rng = Random(3)
-    with mock.patch("forebay.ghost._MAX_KNOWN", 2048), mock.patch("forebay.ghost._NEAR_BLOCKS", 128):
+    with mock.patch("forebay.ghost._MAX_KNOWN", 2048):
         samples = [Ghost(FULL, 10**6, 0) for _ in range(24)]
     prompts = [[rng.getrandbits(60) for _ in range(blocks)] for _ in range(400)]
     for chain in 3 * prompts:
@@ -170,7 +170,7 @@ def test_blocks_on_the_device_are_found_with_any_memory() -> None:
 
 
 def test_blocks_on_the_device_count_once_if_a_sample_knows_them_too() -> None:
-    with mock.patch("forebay.ghost._MAX_KNOWN", 1024), mock.patch("forebay.ghost._NEAR_BLOCKS", 64):
+    with mock.patch("forebay.ghost._MAX_KNOWN", 1024):
         ghost = Ghost(FULL, 100_000, 0)
     prompts = [_keys(tuple(range(100 * i, 100 * i + 16))) for i in range(500)]
     for device_tokens in (0, 64):

@@ -27,7 +27,7 @@ def _by_turn(expected: Sequence[tuple[int, int, int, int]]) -> list[Seen]:
 @settings(max_examples=150)
 def test_what_was_seen_is_what_a_plain_stack_saw(paths: list[Path], times: int) -> None:
     """Also if each block stands for several: then everything is so many times as much."""
-    recency, plain = Recency(range(0, MANY, times), MANY, 10, DEEP), PlainStack()
+    recency, plain = Recency(range(0, MANY, times), MANY, DEEP), PlainStack()
     for path in paths:
         seen, sampled = recency.use(path)
         assert seen == [(times * newer, times * blocks) for newer, blocks in _by_turn(plain.use(path))]
@@ -38,7 +38,7 @@ def test_what_was_seen_is_what_a_plain_stack_saw(paths: list[Path], times: int) 
 @given(path_lists(max_requests=60), st.integers(1, 60))
 @settings(max_examples=150)
 def test_what_lies_too_deep_is_forgotten_and_nothing_else(paths: list[Path], depth: int) -> None:
-    recency, plain = Recency(EACH_ITSELF, MANY, 10, depth), PlainStack()
+    recency, plain = Recency(EACH_ITSELF, MANY, depth), PlainStack()
     for path in paths:
         seen, _ = recency.use(path)
         expected = plain.use(path)
@@ -48,12 +48,12 @@ def test_what_lies_too_deep_is_forgotten_and_nothing_else(paths: list[Path], dep
         assert all(newer < depth for newer, _ in seen)
 
 
-@given(path_lists(max_requests=60), st.integers(40, 80), st.integers(1, 20), st.integers(1, 200))
+@given(path_lists(max_requests=60), st.integers(40, 80), st.integers(1, 200))
 @settings(max_examples=150)
-def test_books_agree_with_few_batches_and_a_sample(paths: list[Path], most: int, near: int, depth: int) -> None:
+def test_books_agree_with_few_batches_and_a_sample(paths: list[Path], most: int, depth: int) -> None:
     """Memory is bounded, and of a path it is said that it was used no more often than it was."""
     with mock.patch("forebay.recency._MAX_BATCHES", 6):
-        recency, plain = Recency(EACH_ITSELF, most, near, depth), PlainStack()
+        recency, plain = Recency(EACH_ITSELF, most, depth), PlainStack()
         for path in paths:
             path = path[:20]
             seen, sampled = recency.use(prefix_path(path))
@@ -68,7 +68,7 @@ def test_books_agree_with_few_batches_and_a_sample(paths: list[Path], most: int,
 
 
 def test_large_batches_are_wrong_by_a_small_part_only() -> None:
-    recency, plain = Recency(EACH_ITSELF, MANY, 10, DEEP), PlainStack()
+    recency, plain = Recency(EACH_ITSELF, MANY, DEEP), PlainStack()
     worst = 0.0
     for path in random_paths(seed=11, requests=2500, max_new=9, reach=600):
         seen, _ = recency.use(path)
@@ -83,7 +83,7 @@ def test_large_batches_are_wrong_by_a_small_part_only() -> None:
 
 def test_a_sample_is_right_on_average() -> None:
     """Of 2,000 prompts that come a second time in the same order, one in eight or fewer blocks is known."""
-    recency = Recency(EACH_ITSELF, max_known=4000, near_blocks=100, depth=DEEP)
+    recency = Recency(EACH_ITSELF, max_known=4000, depth=DEEP)
     prompts = [prefix_path(range(1000 * i, 1000 * i + 16)) for i in range(2000)]
     for prompt in prompts:
         recency.use(prompt)
@@ -104,7 +104,7 @@ def test_a_sample_is_right_on_average() -> None:
 
 def test_a_sample_stays_right_however_often_it_is_used() -> None:
     """The same blocks are in it each time: what they are wrong by must not add up."""
-    recency = Recency(EACH_ITSELF, max_known=1000, near_blocks=100, depth=DEEP)
+    recency = Recency(EACH_ITSELF, max_known=1000, depth=DEEP)
     prompts = [prefix_path(range(1000 * i, 1000 * i + 16)) for i in range(400)]
     for _ in range(50):
         for prompt in prompts:
@@ -115,7 +115,7 @@ def test_a_sample_stays_right_however_often_it_is_used() -> None:
 
 
 def test_distances_behind_a_near_head_count_all_that_is_near() -> None:
-    recency = Recency(EACH_ITSELF, max_known=4000, near_blocks=100, depth=DEEP)
+    recency = Recency(EACH_ITSELF, max_known=4000, depth=DEEP)
     long = prefix_path(range(1500))
     recency.use(long)
     for start in range(50_000, 53_000, 100):
@@ -129,7 +129,7 @@ def test_distances_behind_a_near_head_count_all_that_is_near() -> None:
 
 
 def test_memory_stays_bounded_however_long_it_goes_on() -> None:
-    recency = Recency(EACH_ITSELF, max_known=500, near_blocks=50, depth=DEEP)
+    recency = Recency(EACH_ITSELF, max_known=500, depth=DEEP)
     for number, path in enumerate(random_paths(seed=5, requests=20_000, max_new=6, reach=5_000)):
         recency.use(prefix_path(path))
         if number % 1000 == 0:
@@ -139,7 +139,7 @@ def test_memory_stays_bounded_however_long_it_goes_on() -> None:
 
 
 def test_clear_forgets_what_was_used() -> None:
-    recency = Recency(EACH_ITSELF, 100, 10, DEEP)
+    recency = Recency(EACH_ITSELF, 100, DEEP)
     recency.use([1, 2, 3])
     recency.clear()
     recency.check()
@@ -158,7 +158,7 @@ def test_clear_forgets_what_was_used() -> None:
     ],
 )
 def test_check_notices_books_that_disagree(name: str, wrong: object, words: str) -> None:
-    recency = Recency(EACH_ITSELF, 100, 10, DEEP)
+    recency = Recency(EACH_ITSELF, 100, DEEP)
     recency.use([1, 2, 3])
     recency.use([1, 2, 3])
     recency.check()

@@ -39,7 +39,7 @@ MUTANTS = [
      "keys go together that are no end of a chain"),
     ("recency.py", "sampled.append((newer, blocks, sums[i]))", "sampled.append((newer, blocks >> self._thinned, sums[i]))",
      "a sampled block stands for itself alone"),
-    ("recency.py", "alike = not start < self._thin_until <= next_start", "alike = True",
+    ("recency.py", "alike = not (start < self._far_until <= next_start or start < self._new_from <= next_start)", "alike = True",
      "a batch that is known in full becomes one with a sample"),
     ("ghost.py", "if before >= on_device and number < len(self._found):", "if number < len(self._found):",
      "what is on the device is counted again in a sample"),
