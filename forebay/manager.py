@@ -204,16 +204,15 @@ class OffloadManager:
         if state.recorded is not None and self._recorder is not None:
             self._recorder.ended(state.recorded, state.request.num_tokens)
         waited = self._ends.leave(state)
-        if waited or self._draining:
-            return waited  # what it waited for has not arrived: nothing in its blocks is what their keys say
-        if table is not None and state.table:
-            state.table = [list(blocks) for blocks in table]
-        self._stores.flush(state, confirmed_tokens)
-        if self._ghost is not None and state.asked and state.stores:
-            self._ghost.ended(state.keys, state.asked)
+        if not waited and not self._draining:  # else nothing in its blocks is what their keys say, or nobody asks
+            if table is not None and state.table:
+                state.table = [list(blocks) for blocks in table]
+            self._stores.flush(state, confirmed_tokens)
+            if self._ghost is not None and state.asked and state.stores:
+                self._ghost.ended(state.keys, state.asked)
         if self._ghost is not None and not self._requests:
             self._ghost.catch_up()
-        return False
+        return waited
 
     def preempt(self, request_id: RequestId) -> None:
         """The engine takes the request's blocks away and will start it again, with a new table. If the request

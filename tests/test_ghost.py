@@ -19,7 +19,7 @@ from forebay.errors import InvariantError
 from forebay.ghost import MULTIPLES, Ghost
 from forebay.plan.replay import Replaying, Setup
 from forebay.plan.traces import open_trace
-from tests.builders import FULL, make_engine, prompt
+from tests.builders import FULL, hold, lose_device, make_engine, prompt, served
 from tests.plan.paths import Path, path_lists, random_paths
 
 CHAT = FilePath(__file__).parent / "plan" / "chat.jsonl"
@@ -252,6 +252,20 @@ def test_it_catches_up_when_nobody_waits_or_with_many_at_once() -> None:
         ghost.ended(keys, ghost.asked(keys, 13, 0))
         assert len(ghost._noted) < 32
     assert ghost._asked > 64 * 3
+
+
+def test_it_catches_up_also_if_the_last_one_leaves_while_it_waits() -> None:
+    engine = make_engine(slots=64)
+    served(engine, prompt(40))
+    lose_device(engine)
+    hold(engine)
+    waiting = engine.submit(prompt(40))
+    engine.step()
+    ghost = engine.manager._ghost
+    assert ghost is not None
+    assert ghost._noted
+    engine.abort(waiting)
+    assert not ghost._noted
 
 
 def test_reset_empties_the_ghost_too() -> None:

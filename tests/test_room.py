@@ -124,7 +124,7 @@ def _step(engine: OneQueueEngine, count: int) -> None:
         engine.step()
 
 
-def test_one_that_waited_too_long_does_not_keep_loaded_ones_from_running() -> None:
+def _loads_behind_one_without_room() -> tuple[OneQueueEngine, Faults, TinyRequest]:
     """The second waits for what the first loads, so it is passed over, and the third gets the room. Once it has
     waited long enough, the engine finds no room for it, and must not stop there: the third stands behind it."""
     engine = _engine()
@@ -135,19 +135,18 @@ def test_one_that_waited_too_long_does_not_keep_loaded_ones_from_running() -> No
     _step(engine, 10)
     assert second.id in engine.stopped_at
     assert third.id in engine.loading
+    return engine, faults, third
+
+
+def test_one_that_waited_too_long_does_not_keep_loaded_ones_from_running() -> None:
+    engine, faults, _ = _loads_behind_one_without_room()
     faults.hold = False
     engine.run(100)
 
 
 def test_a_failed_load_gets_its_turn_to_free_its_blocks() -> None:
-    """As before, but the third's load fails, which leaves its blocks to it until the engine comes to it."""
-    engine = _engine()
-    faults = _slow(engine)
-    _comes(engine, family=1, blocks=4)
-    second = _comes(engine, family=1, blocks=24)
-    third = _comes(engine, family=0, blocks=18)
-    _step(engine, 10)
-    assert second.id in engine.stopped_at
+    """A load that fails leaves its blocks to its request until the engine comes to it."""
+    engine, faults, third = _loads_behind_one_without_room()
     faults.hold, faults.fail_chance = False, 1.0
     engine.run(100)
     assert third.id in engine.let_down

@@ -77,7 +77,7 @@ MUTANTS = [
     ("transfers.py", "transfer.waiting_on.remove(report.rank)", "transfer.waiting_on.clear()", "one rank speaks for all"),
     ("transfers.py", "transfer.failed |= report.outcome.failed", "transfer.failed = report.outcome.failed", "the last rank decides"),
     ("manager.py", "self._stores.flush(state, confirmed_tokens)", "pass", "nothing is flushed at the end"),
-    ("manager.py", "if waited or self._draining:", "if self._draining:", "an aborted load stores garbage"),
+    ("manager.py", "if not waited and not self._draining:", "if not self._draining:", "an aborted load stores garbage"),
     ("manager.py", "self._stores.room_has_grown(self._requests.values())", "pass", "growth does not wake stores"),
     ("manager.py", "self._loads.has_moved(state)", "pass", "the engine counts as stopped at one that it admitted"),
     ("manager.py", "state.waiting_since, state.waited_enough = None, False", "pass", "a wait is remembered for ever"),
