@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
+from itertools import chain
 from queue import Empty
 from time import monotonic
 
-import numpy as np
-
-from forebay.copier.checksum import Verify, sampled, seeds
+from forebay.copier.checksum import Verify, is_sampled, seeds
 from forebay.copier.faults import GARBAGE, Fate, InjectedFaults, Spoil
-from forebay.copier.orders import fault_of, ids
+from forebay.copier.orders import fault_of
 from forebay.copier.pages import HostPages
 from forebay.copier.stager import Flight, Stager, Work
 from forebay.copier.streams import Columns, Event, Gpu
@@ -214,23 +213,21 @@ class StagedCopier(ThreadedCopier):
     def _issue(self, jobs: list[Job]) -> Iterator[Flight]:
         """As one flight. All are of one direction, and were submitted in this order."""
         orders = [job.order for job in jobs]
-        columns = [self._columns(order) for order in orders]
+        columns = zip(*map(self._columns, orders), strict=True)
         work = Work(
-            Columns(*map(np.concatenate, zip(*columns, strict=True))),
+            Columns(*(list(chain.from_iterable(of_each)) for of_each in columns)),
             jobs[-1].mark,  # a later point of the same stream
-            ids([block for order in orders for block in order.move_from]),
-            ids([block for order in orders for block in order.move_to]),
+            [block for order in orders for block in order.move_from],
+            [block for order in orders for block in order.move_to],
         )
         yield from self._stagers[orders[0].direction].issue(work, self._ticket())
 
     def _columns(self, order: CopyOrder) -> Columns:
-        blocks, slots = ids(order.blocks), ids(order.slots)
-        nothing = np.zeros(len(slots), dtype=np.int64)
         if self._verify is Verify.OFF or not order.keys:
-            return Columns(blocks, slots, nothing, nothing)
+            return Columns.unverified(order.blocks, order.slots)
         found = seeds(order.keys)
-        wanted = sampled(found) if self._verify is Verify.SAMPLED else np.ones(len(slots), dtype=np.bool_)
-        return Columns(blocks, slots, found.view(np.int64), wanted.astype(np.int64))
+        wanted = map(is_sampled, found) if self._verify is Verify.SAMPLED else [1] * len(found)
+        return Columns(order.blocks, order.slots, found, list(wanted))
 
     def _ticket(self) -> int:
         ticket = self._tickets.popleft()
@@ -255,9 +252,7 @@ class StagedCopier(ThreadedCopier):
                 self._pages.row(slot)[:] = GARBAGE
             self._ended.append((job, Outcome.FAILED))
         else:
-            written = ids([*order.blocks, *order.move_to])
-            nothing = np.zeros(len(written), dtype=np.int64)
-            work = Work(Columns(written, nothing, nothing, nothing), job.mark, garbage=True)
+            work = Work(Columns.unverified([*order.blocks, *order.move_to]), job.mark, garbage=True)
             yield from self._stagers[order.direction].issue(work, self._ticket())
         if job.fate.kills:
             raise SystemExit("injected")

@@ -22,7 +22,7 @@ not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -34,7 +34,6 @@ from forebay.errors import ForebayError
 from forebay.transfers import Direction
 
 LANES = 2
-_NOTHING: Numbers = np.empty(0, dtype=np.int64)
 _FIRST: Numbers = np.zeros(1, dtype=np.int64)
 
 MAX_ROWS_AT_ONCE = 32_768
@@ -59,37 +58,32 @@ class Work(NamedTuple):
     columns: Columns
     mark: Event | None
     """What the device must have passed before blocks are touched."""
-    move_from: Numbers = _NOTHING
-    move_to: Numbers = _NOTHING
+    move_from: Sequence[int] = ()
+    move_to: Sequence[int] = ()
     garbage: bool = False
     """Whether blocks are filled with garbage instead of what is in the slots: an injected failure."""
 
 
 class Way(NamedTuple):
-    """Where the slots of some rows are, and which of them are neighbours."""
+    """Where the slots of a chunk are, and which of them are neighbours."""
 
     addresses: Addresses
-    breaks: Numbers
+    starts: Numbers
     """Rows whose slot does not follow that of the row before."""
     bytes_per_slot: int
 
     @classmethod
     def of(cls, memory: Slots, slots: Numbers) -> Way:
         apart = (np.diff(slots) != 1) | (np.diff(memory.pieces(slots)) != 0)
-        return cls(memory.addresses(slots), np.flatnonzero(apart) + 1, memory.bytes_per_slot)
+        starts = np.concatenate((_FIRST, np.flatnonzero(apart) + 1))
+        return cls(memory.addresses(slots), starts, memory.bytes_per_slot)
 
-    def runs(self, first: int, count: int, part: Part, staging: Staging) -> tuple[Addresses, Addresses, Addresses]:
-        """What to copy between host and staging for these rows: neighbours together, if whole slots are copied."""
-        width = part.num_bytes
-        if width == self.bytes_per_slot:
-            inner = self.breaks[
-                np.searchsorted(self.breaks, first + 1) : np.searchsorted(self.breaks, first + count)
-            ]
-            starts = np.concatenate((_FIRST, inner - first))
-        else:
-            starts = np.arange(count, dtype=np.int64)
+    def runs(self, part: Part, staging: Staging) -> tuple[Addresses, Addresses, Addresses]:
+        """What to copy between host and staging: neighbours together, if whole slots are copied."""
+        width, count = part.num_bytes, len(self.addresses)
+        starts = self.starts if width == self.bytes_per_slot else np.arange(count, dtype=np.int64)
         sizes = np.diff(starts, append=count) * width
-        hosts = self.addresses[starts + first] + np.uint64(part.offset)
+        hosts = self.addresses[starts] + np.uint64(part.offset)
         return hosts, (staging.address + starts * width).view(np.uint64), sizes.view(np.uint64)
 
 
@@ -146,8 +140,7 @@ class Stager:
         flight = Flight(self.direction, ticket)
         try:
             # In the order of slots, neighbours can travel together.
-            by_slot = np.argsort(work.columns.slots, kind="stable")
-            columns = Columns(*(column[by_slot] for column in work.columns))
+            columns = work.columns.by_slot()
             table = self._upload(flight, columns)
             after = [self._control.record()]
             if work.mark is not None:
@@ -155,9 +148,10 @@ class Stager:
             if len(work.move_to):
                 after.append(self._move(flight, work, after))
             rows = len(columns.slots)
-            way = None if work.garbage else Way.of(self._slots, columns.slots)
             for first in range(0, rows, self.rows_at_once):
                 count = min(self.rows_at_once, rows - first)
+                slots = np.array(columns.slots[first : first + count], dtype=np.int64)
+                way = None if work.garbage else Way.of(self._slots, slots)
                 self._chunk(self._next_lane(), table, first, count, way, after)
                 if first + count < rows:
                     yield flight
@@ -203,11 +197,11 @@ class Stager:
         for part in self._parts:
             if self.direction is Direction.STORE and way is not None:
                 gpu.gather(stream, table, first, count, part, staging)
-                hosts, stages, sizes = way.runs(first, count, part, staging)
+                hosts, stages, sizes = way.runs(part, staging)
                 self._copy(stream, hosts, stages, sizes)
                 continue
             if way is not None:
-                hosts, stages, sizes = way.runs(first, count, part, staging)
+                hosts, stages, sizes = way.runs(part, staging)
                 self._copy(stream, stages, hosts, sizes)
             else:
                 gpu.fill(stream, staging, GARBAGE)
@@ -228,13 +222,12 @@ class Stager:
         anything is written; to make that fit, a few tiles of all blocks at a time."""
         lane = self._next_lane()
         rows = len(work.move_to)
-        nothing = np.zeros(rows, dtype=np.int64)
-        sources = self._upload(flight, Columns(work.move_from, nothing, nothing, nothing))
-        destinations = self._upload(flight, Columns(work.move_to, nothing, nothing, nothing))
+        sources = self._upload(flight, Columns.unverified(work.move_from))
+        destinations = self._upload(flight, Columns.unverified(work.move_to))
         for event in (*after, self._control.record()):
             lane.stream.wait(event)
         parts, at_once = self._parts, self.rows_at_once
-        if len(np.intersect1d(work.move_from, work.move_to)):
+        if not set(work.move_from).isdisjoint(work.move_to):
             parts, at_once = self._gpu.parts(lane.staging.num_bytes // rows), rows
         if any(part.num_bytes * min(at_once, rows) > lane.staging.num_bytes for part in parts):
             raise ForebayError(f"{rows} moves at once do not fit into {lane.staging.num_bytes} bytes of staging")

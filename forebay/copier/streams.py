@@ -7,6 +7,7 @@ the events allow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -63,14 +64,24 @@ class Staging(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A table, as it is uploaded."""
+    """A table, as it is uploaded. Lists, and sorted as lists, so that Python keeps its turn: see `orders`."""
 
-    blocks: Numbers
-    slots: Numbers
-    seeds: Numbers
+    blocks: Sequence[int]
+    slots: Sequence[int]
+    seeds: Sequence[int]
     """What the checksum of a row begins with: it says which key the bytes are for."""
-    wanted: Numbers
+    wanted: Sequence[int]
     """1 where a checksum is wanted, else 0."""
+
+    @classmethod
+    def unverified(cls, blocks: Sequence[int], slots: Sequence[int] | None = None) -> Columns:
+        nothing = [0] * len(blocks)
+        return cls(blocks, nothing if slots is None else slots, nothing, nothing)
+
+    def by_slot(self) -> Columns:
+        """The same rows, in the order of slots."""
+        rows = sorted(range(len(self.slots)), key=self.slots.__getitem__)
+        return Columns(*([column[row] for row in rows] for column in self))
 
 
 class Gpu(Protocol):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from random import Random
+from threading import Thread
 
 import pytest
 
 from forebay.copier import Copier, InjectedFaults
 from forebay.copier import staged as module
 from forebay.copier.checksum import Verify
-from forebay.copier.faults import GARBAGE
+from forebay.copier.faults import GARBAGE, Fate
 from forebay.copier.pages import HostPages
 from forebay.copier.staged import StagedCopier
+from forebay.copier.threaded import Job, Jobs
 from forebay.errors import InvariantError
 from forebay.ids import Key, Rank
 from forebay.transfers import CopyOrder, Direction, Outcome
@@ -28,10 +31,10 @@ SLOTS = 16
 class Rig:
     """A copier over a fake device. `gpu.hold` stops the device."""
 
-    def __init__(self, **settings: object) -> None:
-        self.regions = make_regions(num_blocks=12)
+    def __init__(self, *, num_blocks: int = 12, slots: int = SLOTS, **settings: object) -> None:
+        self.regions = make_regions(num_blocks)
         self.gpu = FakeGpu(self.regions, Random(7))
-        self.pages = HostPages(SLOTS, self.gpu.bytes_per_block, threads=1)
+        self.pages = HostPages(slots, self.gpu.bytes_per_block, threads=1)
         assert self.pages.wait(30)
         settings = {
             "rank": Rank(3),
@@ -200,7 +203,7 @@ def test_too_many_on_their_way(make: Callable[..., Rig], monkeypatch: pytest.Mon
     rig.gpu.held = True
     for number in range(4):
         rig.copier.submit(load(number, {}))
-    while rig.copier._jobs.qsize():
+    while len(rig.copier._jobs):
         time.sleep(0.001)
     time.sleep(0.05)
     rig.gpu.held = False
@@ -229,7 +232,7 @@ def test_stores_that_fly_together_wait_for_what_the_last_of_them_waits_for(make:
     rig.copier.submit(store(1, {0: 0}))
     rig.gpu.compute.give(lambda: rig.regions[0][1].fill_(77))
     rig.copier.submit(store(2, {1: 1}))
-    while rig.copier._jobs.qsize() or not rig.copier._flights[Direction.STORE]:
+    while len(rig.copier._jobs) or not rig.copier._flights[Direction.STORE]:
         time.sleep(0.001)
     # The first mark is passed, and then the device rests on everything but the copier's own streams.
     rest = [rig.gpu.compute.todo.pop() for _ in range(2)]
@@ -239,6 +242,40 @@ def test_stores_that_fly_together_wait_for_what_the_last_of_them_waits_for(make:
     rig.gpu.compute.todo.extend(reversed(rest))
     poll_until(rig.copier, lambda reports: len(reports) == 2)
     assert rig.slot(1)[:64] == bytes([77]) * 64
+
+
+def test_the_interpreter_is_kept_until_the_first_copy_is_given(make: Callable[..., Rig]) -> None:
+    """Beside a thread that computes, whoever gives it away gets it back 5 ms later; numpy did so up to nine times
+    for an order of a thousand blocks. Here he would get it back a second later, and the other has computed."""
+    rig = make(num_blocks=1000, slots=1000, load_staging_bytes=4096)
+    pairs = dict(zip(range(1000), Random(5).sample(range(1000), 1000), strict=True))
+    order, jobs = keyed(load(1, pairs)), Jobs()
+    turns, stop = 0, False
+
+    def compute() -> None:
+        nonlocal turns
+        while not stop:
+            turns += 1
+
+    other = Thread(target=compute)
+    switches_after_s = sys.getswitchinterval()
+    other.start()
+    try:
+        for _ in range(20):
+            sys.setswitchinterval(1)
+            before, given = turns, rig.gpu.calls
+            jobs.put(Job(0, 1, order, Fate(), rig.gpu.mark()))
+            job = jobs.get()
+            assert isinstance(job, Job)
+            assert not rig.copier._is_refused(job)
+            next(rig.copier._issue([job]))
+            assert (turns, rig.gpu.calls > given) == (before, True)
+            sys.setswitchinterval(switches_after_s)
+            time.sleep(0)
+    finally:
+        sys.setswitchinterval(switches_after_s)
+        stop = True
+        other.join()
 
 
 # --- injected ---------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.copier.orders import ids
 from forebay.copier.stager import Flight, Stager, Work
 from forebay.copier.streams import Columns, Event
 from forebay.copier.tiles import Tiles
@@ -49,9 +48,10 @@ class Bench:
 
     def issue(self, order: CopyOrder, mark: Event | None, *, seeds: list[int] | None = None) -> Flight:
         rows = len(order.slots)
-        wanted = np.full(rows, seeds is not None, dtype=np.int64)
-        columns = Columns(ids(order.blocks), ids(order.slots), ids(seeds or [0] * rows), wanted)
-        work = Work(columns, mark, ids(order.move_from), ids(order.move_to))
+        columns = Columns.unverified(order.blocks, order.slots)
+        if seeds is not None:
+            columns = Columns(order.blocks, order.slots, seeds, [1] * rows)
+        work = Work(columns, mark, order.move_from, order.move_to)
         self.tickets += 1
         flights = []
         for flight in self.stagers[order.direction].issue(work, self.tickets):

@@ -193,7 +193,9 @@ class Driver:
     ) -> None:
         """Runs of bytes, in any order, behind what the stream was given before."""
         if self._batch_copy is None or len(sizes) == 1 or not pinned:
-            self._copy_one_by_one(stream, destinations, sources, sizes)
+            # From memory that is not pinned the call returns when the bytes are there.
+            library = self._library if pinned and len(sizes) <= _MANY else self._slow
+            self._copy_one_by_one(library, stream, destinations, sources, sizes)
             return
         batch_copy = self._batch_copy if len(sizes) <= _MANY else self._large_batch_copy
         assert batch_copy is not None
@@ -207,8 +209,10 @@ class Driver:
             c_void_p(stream),
         )
 
-    def _copy_one_by_one(self, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses) -> None:
-        copy = self._slow.cuMemcpyAsync  # from memory that is not pinned it returns when the bytes are there
+    def _copy_one_by_one(
+        self, library: ctypes.CDLL, stream: int, destinations: Addresses, sources: Addresses, sizes: Addresses
+    ) -> None:
+        copy = library.cuMemcpyAsync
         for destination, source, size in zip(destinations.tolist(), sources.tolist(), sizes.tolist(), strict=True):
             self._check(
                 "cuMemcpyAsync", copy(c_void_p(destination), c_void_p(source), c_size_t(size), c_void_p(stream))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,9 +17,8 @@ from forebay.copier.streams import Addresses, Columns, Event, Numbers, Part, Sta
 from forebay.copier.tiles import Tiles
 
 _NOTHING_TOLD = -1
-_WANTED = Columns._fields.index("wanted")
 _SMALLEST_TABLE = 511
-_SUM_BYTES = 8
+_WORD_BYTES = 8
 # Examples, from which Triton takes how wide a number is.
 _SMALL, _ADDRESS = 7, 1 << 40
 _WORDS = {8: tl.uint64, 4: tl.uint32, 2: tl.uint16, 1: tl.uint8}
@@ -79,7 +79,7 @@ class CudaGpu:
         self.bytes_per_block = self._tiles.bytes_per_block
         self._allocated: list[int] = []
         self._tile_table = self._allocate(self._tiles.table.nbytes)
-        self._sums = self._allocate(slots * _SUM_BYTES)
+        self._sums = self._allocate(slots * _WORD_BYTES)
         self._told = torch.full((tickets,), _NOTHING_TOLD, dtype=torch.int64, pin_memory=True)
         self._told_here = self._told.numpy()
         # Kept for good: the driver reads and writes them behind PyTorch's back.
@@ -129,11 +129,13 @@ class CudaGpu:
         size = 1 << max(_SMALLEST_TABLE, kernels.COLUMNS * rows - 1).bit_length()
         free = self._tables.setdefault(size, deque())
         memory = free.pop() if free else self._new_table(size)
-        here = memory.here[: kernels.COLUMNS * rows].reshape(kernels.COLUMNS, rows)
-        here[:] = 0
-        here[: len(columns), : len(columns.blocks)] = columns
-        self.driver.upload(_handle(stream), memory.address, memory.pinned.data_ptr(), here.nbytes)
-        return Table(memory, rows, bool(here[_WANTED].any()))
+        words = array("Q")
+        for column in columns:
+            words.extend(column)
+        words.extend([0] * (kernels.COLUMNS * rows - len(words)))  # the sums
+        memory.here.data.cast("B")[: len(words) * _WORD_BYTES] = memoryview(words).cast("B")
+        self.driver.upload(_handle(stream), memory.address, memory.pinned.data_ptr(), len(words) * _WORD_BYTES)
+        return Table(memory, rows, any(columns.wanted))
 
     def _new_table(self, size: int) -> _TableMemory:
         pinned = torch.empty(size, dtype=torch.int64, pin_memory=True)
