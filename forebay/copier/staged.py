@@ -1,7 +1,11 @@
 """A copier for devices with memory and streams of their own: GPUs.
 
-The engine's thread only writes an order down, together with a mark in its own stream. The copier's thread gives
-orders to the device, chunk by chunk and loads first; nobody waits for bytes.
+The engine's thread writes an order down, together with a mark in its own stream. The copier's thread gives orders
+to the device, chunk by chunk and loads first; nobody waits for bytes.
+
+Python lets one thread run at a time. While an engine takes requests in, two of its threads are busy, and a third
+one may wait for 20 to 50 ms until it runs at all. So the engine's thread, which runs anyway, gives the device the
+first chunks of a load itself, and more with a poll if the device would else run dry.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
 from queue import Empty
+from threading import Lock
 from time import monotonic
 
 from forebay.copier.checksum import Verify, is_sampled, seeds
@@ -18,7 +23,7 @@ from forebay.copier.orders import fault_of
 from forebay.copier.pages import HostPages
 from forebay.copier.stager import Flight, Stager, Work
 from forebay.copier.streams import Columns, Event, Gpu
-from forebay.copier.threaded import Job, Jobs, Stop, ThreadedCopier
+from forebay.copier.threaded import Job, Jobs, Stop, ThreadedCopier, Wake
 from forebay.errors import ensure
 from forebay.ids import Key, Rank
 from forebay.transfers import CopyOrder, Direction, Outcome
@@ -36,6 +41,10 @@ _AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 24), (Direction.LOAD, 16))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
 does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
 long is the point: each time it runs, the engine does not."""
+_MOST_HERE = 1024
+"""Blocks of a load that the engine's thread may begin: that takes it a microsecond for two of them."""
+_LOW, _AT_ONCE = 4, 8
+"""Below so many chunks of loads the engine's thread gives more, up to so many."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
 
 
@@ -64,6 +73,8 @@ class StagedCopier(ThreadedCopier):
             Direction.STORE: self._stager(Direction.STORE, store_staging_bytes),
         }
         self._tickets = deque(range(_TICKETS))
+        self._giving = Lock()  # held by whoever gives the device something, for as long as that takes
+        self._begun = _begun()
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -99,7 +110,41 @@ class StagedCopier(ThreadedCopier):
     def _mark(self) -> Event:
         return self._gpu.mark()
 
+    def _begin_here(self, job: Job) -> bool:
+        order = job.order
+        if order.direction is Direction.STORE or len(order.blocks) > _MOST_HERE or job.fate != Fate():
+            return False
+        if not self._giving.acquire(blocking=False):
+            return False
+        try:
+            if not self._is_refused(job):
+                self._begun[Direction.LOAD].append(([job], self._issue([job])))
+                self._give_loads()
+        finally:
+            self._giving.release()
+        self._jobs.put(Wake())
+        return True
+
+    def _give_loads(self) -> None:
+        begun = self._begun[Direction.LOAD]
+        while begun and self._tickets and self._stagers[Direction.LOAD].ahead < _AT_ONCE:
+            if begun[0][0][0].fate != Fate():
+                return  # may be to kill the thread: the other one
+            try:
+                self._advance(begun)
+            except Exception as error:  # noqa: BLE001 - it must not be the engine's
+                self._stagers[Direction.LOAD].synchronize()
+                for job in begun.popleft()[0]:
+                    self._warn("failed", "transfer %d could not be copied: %r", job.order.id, error)
+                    self._ended.append((job, Outcome.FAILED))
+
     def _look(self) -> None:
+        if self._begun[Direction.LOAD] and self._giving.acquire(blocking=False):
+            try:
+                if self._stagers[Direction.LOAD].ahead < _LOW:
+                    self._give_loads()
+            finally:
+                self._giving.release()
         for flights in self._flights.values():
             while flights and (self._has_landed(flights[0][1]) or flights[0][0][0].fate.spoils is Spoil.EARLY):
                 jobs, flight = flights.popleft()
@@ -158,30 +203,32 @@ class StagedCopier(ThreadedCopier):
     def _bury(self) -> None:
         super()._bury()
         self._tickets = deque(range(_TICKETS))  # nothing is on its way any more
+        self._begun = _begun()
 
     # --- the copying thread -------------------------------------------------------------------------------
 
     def _serve(self, jobs: Jobs) -> None:
         self._gpu.enter()
-        begun: dict[Direction, deque[tuple[list[Job], Iterator[Flight]]]] = {each: deque() for each in Direction}
+        begun = self._begun
         few = _Few(self.bytes_per_block, self._few_wait_s)
         stopping = False
         while not stopping or few.jobs or any(begun.values()):
-            if few.jobs and (stopping or few.are_due()):
-                together = few.take()
-                begun[Direction.STORE].append((together, self._issue(together)))
-            direction = self._next_direction(begun)
+            with self._giving:
+                if few.jobs and (stopping or few.are_due()):
+                    together = few.take()
+                    begun[Direction.STORE].append((together, self._issue(together)))
+                direction = self._next_direction(begun)
+                if direction is not None:
+                    self._advance(begun[direction])
             try:
                 # With something to give the device, only look; with something to wait for, look again soon.
                 wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
                 job = jobs.get(block=direction is None, timeout=wait_s)
             except Empty:
-                if direction is not None:
-                    self._advance(begun[direction])
                 continue
             if isinstance(job, Stop):
                 stopping = True
-            elif not self._is_refused(job):
+            elif isinstance(job, Job) and not self._is_refused(job):
                 if job.order.direction is Direction.STORE and job.fate == Fate():
                     few.add(job)
                 else:
@@ -265,6 +312,11 @@ class StagedCopier(ThreadedCopier):
         *_, flight = self._issue([job._replace(order=store)])
         self._stagers[Direction.STORE].synchronize()
         self._tickets.append(flight.ticket)
+
+
+def _begun() -> dict[Direction, deque[tuple[list[Job], Iterator[Flight]]]]:
+    """What was begun and not given to the device as a whole, by direction."""
+    return {each: deque() for each in Direction}
 
 
 class _Few:

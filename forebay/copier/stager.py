@@ -110,7 +110,7 @@ class Flight:
 
 
 class Stager:
-    """One direction. Called from the copier's thread. Raises MemoryError if the device has no room for it."""
+    """One direction. Called from one thread at a time. Raises MemoryError if the device has no room for it."""
 
     def __init__(self, gpu: Gpu, slots: Slots, direction: Direction, staging_bytes: int) -> None:
         self.direction = direction

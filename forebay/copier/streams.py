@@ -85,7 +85,7 @@ class Columns(NamedTuple):
 
 
 class Gpu(Protocol):
-    """All calls come from the copier's thread, except `mark` and `told`, which the engine's thread makes."""
+    """Calls come from one thread at a time; `mark`, `told` and `drop` from the engine's at any time."""
 
     @property
     def num_blocks(self) -> int: ...

@@ -22,7 +22,7 @@ from forebay.warner import Warner
 logger = logging.getLogger("forebay")
 
 _URGENCY = {Direction.LOAD: 0, Direction.STORE: 1}  # a request waits for a load, nobody for a store
-_LAST = 2
+_FIRST, _LAST = -1, 2
 
 _MANY_DEATHS = 8
 
@@ -48,22 +48,28 @@ class Stop(NamedTuple):
     urgency: int = _LAST
 
 
+class Wake(NamedTuple):
+    """There is something to do that is no job."""
+
+    urgency: int = _FIRST
+
+
 class Jobs:
     """On their way to the thread, the most urgent first. Python's own priority queue has a lock: whoever loses his
     turn while he holds it makes the other side wait for that turn too, which is 5 ms beside a busy thread."""
 
     def __init__(self) -> None:
-        self._waiting: list[Job | Stop] = []
+        self._waiting: list[Job | Stop | Wake] = []
         self._bell: SimpleQueue[None] = SimpleQueue()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, job: Job | Stop) -> None:
+    def put(self, job: Job | Stop | Wake) -> None:
         heappush(self._waiting, job)
         self._bell.put(None)
 
-    def get(self, *, block: bool = True, timeout: float | None = None) -> Job | Stop:
+    def get(self, *, block: bool = True, timeout: float | None = None) -> Job | Stop | Wake:
         """Raises queue.Empty."""
         self._bell.get(block, timeout)
         return heappop(self._waiting)
@@ -122,6 +128,10 @@ class ThreadedCopier(ABC):
         """What a job has to wait for."""
         return None
 
+    def _begin_here(self, job: Job) -> bool:
+        """Whether the job was begun in the engine's thread, and is not for the other."""
+        return False
+
     def _look(self) -> None:  # noqa: B027 - most have nothing to do here
         """Put into _ended what has ended since, where the thread does not do so itself."""
 
@@ -139,7 +149,7 @@ class ThreadedCopier(ABC):
         self._unsettled[job.number] = job
         if self._stopped:
             self._ended.append((job, Outcome.FAILED))
-        else:
+        elif not self._begin_here(job):
             self._jobs.put(job)
 
     def poll(self) -> list[Report]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from random import Random
-from threading import Thread
 
 import pytest
 
@@ -244,6 +244,59 @@ def test_stores_that_fly_together_wait_for_what_the_last_of_them_waits_for(make:
     assert rig.slot(1)[:64] == bytes([77]) * 64
 
 
+@pytest.fixture
+def asleep(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The copying thread does not get to run before the end of the test."""
+    gate = threading.Event()
+    monkeypatch.setattr(StagedCopier, "_serve", lambda self, jobs: gate.wait())
+    yield
+    gate.set()
+
+
+@pytest.mark.usefixtures("asleep")
+def test_the_engines_thread_gives_the_device_the_first_chunks_of_a_load(make: Callable[..., Rig]) -> None:
+    rig = make(load_staging_bytes=88)  # a block a chunk
+    rig.pages.row(3)[:] = 42
+    assert rig.run(load(1, {5: 3})) == {1: DONE}
+    assert rig.block(5) == bytes([42]) * 88
+    rig.gpu.held = True
+    rig.copier.submit(load(2, {block: block for block in range(12)}))
+    assert rig.copier._stagers[Direction.LOAD].ahead == module._AT_ONCE
+    rig.gpu.held = False
+    [report] = poll_until(rig.copier, bool)  # what is left is given when the device has little to do
+    assert report.outcome is DONE
+
+
+@pytest.mark.usefixtures("asleep")
+def test_stores_and_very_large_loads_are_left_to_the_thread(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_HERE", 2)
+    rig = make()
+    rig.copier.submit(store(1, {0: 0}))
+    rig.copier.submit(load(2, {1: 1, 2: 2, 3: 3}))
+    assert (len(rig.copier._jobs), rig.copier.poll(), rig.gpu.calls) == (2, [], 0)
+
+
+@pytest.mark.usefixtures("asleep")
+def test_a_load_that_is_to_kill_the_thread_does_not_kill_the_engines(make: Callable[..., Rig]) -> None:
+    rig = make()
+    job = Job(0, 1, load(1, {5: 3}), Fate(kills=True), rig.gpu.mark())
+    rig.copier._begun[Direction.LOAD].append(([job], rig.copier._fated(job)))
+    assert (rig.copier.poll(), len(rig.copier._begun[Direction.LOAD])) == ([], 1)
+
+
+def test_an_error_in_the_engines_thread_fails_that_load_only(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(StagedCopier, "_columns", lambda self, order: 1 / 0)
+        assert rig.run(load(1, {5: 3})) == {1: FAILED}
+    assert "rank 3: transfer 1 could not be copied: ZeroDivisionError" in caplog.text
+    assert rig.run(load(2, {5: 3})) == {2: DONE}
+
+
 def test_the_interpreter_is_kept_until_the_first_copy_is_given(make: Callable[..., Rig]) -> None:
     """Beside a thread that computes, whoever gives it away gets it back 5 ms later; numpy did so up to nine times
     for an order of a thousand blocks. Here he would get it back a second later, and the other has computed."""
@@ -257,7 +310,7 @@ def test_the_interpreter_is_kept_until_the_first_copy_is_given(make: Callable[..
         while not stop:
             turns += 1
 
-    other = Thread(target=compute)
+    other = threading.Thread(target=compute)
     switches_after_s = sys.getswitchinterval()
     other.start()
     try:
