@@ -69,7 +69,7 @@ FULL = Shape(
     miss_slices=4,
     miss_prompts=8,
     miss_tokens=4_000,
-    fits_slices=6,
+    fits_slices=24,  # short ones, and they fall into two kinds: as requests arrive before or after a step begins
     fits_prompts=8,
     fits_tokens=3_000,
 )

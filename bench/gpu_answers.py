@@ -5,6 +5,7 @@
     python bench/gpu_answers.py --only eager-failing,lazy-flip  # copies that fail, or go wrong in silence
     python bench/gpu_answers.py --faults '{"fail_chance": 0.1}'
     python bench/gpu_answers.py --control                       # would wrong bytes be noticed?
+    python bench/gpu_answers.py --mode bfloat16 --only lmcache  # and what do peers answer?
 
 A small device cache, many requests at a time, preemptions, requests given up midway: _traffic.py. Four engines,
 each in a process of its own: twice without offload, in another order and with other chunks, to see what rounding
@@ -30,7 +31,7 @@ from typing import Any
 from _about import about, has_cuda, print_about
 from _children import end_on_signal, run_child
 from _compare import Difference, clear_limit, differences, wrong
-from _engines import LLAMA_8B, decode_graphs, forebay, write_model
+from _engines import ENGINES, LLAMA_8B, Engine, decode_graphs, forebay, write_model
 from _traffic import SIZES, Sizes
 
 CHILD = Path(__file__).with_name("_answers_child.py")
@@ -68,6 +69,8 @@ class Variant:
     """Forebay's inject_faults."""
     part: int = 1
     """It is asked only one of so many questions."""
+    peer: Engine | None = None
+    """Somebody else's offload. What it gets wrong is told, and is no failure of ours."""
 
 
 NONE = Variant("none", chances=True)
@@ -84,6 +87,8 @@ OFFLOADS = {variant.name: variant for variant in (EAGER, LAZY)} | {
     for fault, faults in FAULTS.items()
     for variant in (EAGER, LAZY)
 }
+PEERS = {engine.name: Variant(engine.name, peer=engine) for engine in ENGINES.values() if engine.is_peer}
+CHOICES = OFFLOADS | PEERS
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -92,7 +97,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--json", type=Path, metavar="FILE", help="written after every engine, without the answers"
     )
     parser.add_argument("--answers", type=int, help="of each engine that are compared")
-    parser.add_argument("--only", default="eager,lazy", metavar="NAMES", help=f"of: {', '.join(OFFLOADS)}")
+    parser.add_argument("--only", default="eager,lazy", metavar="NAMES", help=f"of: {', '.join(CHOICES)}")
     parser.add_argument("--verify", choices=["all", "off", "default"], default="all", help="Forebay's setting")
     parser.add_argument("--faults", type=json.loads, metavar="JSON", help="Forebay's inject_faults")
     parser.add_argument("--extra", type=json.loads, default={}, metavar="JSON", help="other settings of Forebay")
@@ -113,7 +118,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=60.0, metavar="S", help="without any request ending")
     parser.add_argument("--commit", help="where there is no git")
     args = parser.parse_args(arguments)
-    if unknown := set(args.only.split(",")) - set(OFFLOADS):
+    if unknown := set(args.only.split(",")) - set(CHOICES):
         parser.error(f"no such engine: {', '.join(sorted(unknown))}")
     if args.device == "cpu" and (args.cuda_graphs or args.compile):
         parser.error("a CPU has no CUDA graphs")
@@ -146,7 +151,7 @@ class Bench:
             if self.references():
                 break
             self.record["tried"].append({"mode": mode.name, "rows": [summary(row) for row in self.rows]})
-        wanted = [OFFLOADS[name] for name in self.args.only.split(",")]
+        wanted = [CHOICES[name] for name in self.args.only.split(",")]
         for variant in [*wanted, *[CONTROL] * self.args.control]:
             if not self.rows[0]["problem"]:
                 self.one(variant)
@@ -166,15 +171,14 @@ class Bench:
     def one(self, variant: Variant) -> dict[str, Any]:
         args = self.args
         offload = None
+        wider = 2 if self.mode.dtype == "float32" and args.device == "cuda" else 1
+        host_bytes = int(args.host_bytes or wider * self.sizes.host_bytes)
         if variant.offload:
             faults = variant.faults or args.faults
             extra = args.extra | ({} if faults is None else {"inject_faults": faults})
-            wider = 2 if self.mode.dtype == "float32" and args.device == "cuda" else 1
-            offload = forebay(lazy=variant.lazy, extra=extra)(
-                int(args.host_bytes or wider * self.sizes.host_bytes)
-            )
+            offload = forebay(lazy=variant.lazy, extra=extra)(host_bytes)
         spec = {
-            "engine_args": self.engine_args(variant),
+            "engine_args": self.engine_args(variant, host_bytes),
             "offload": offload,
             "verify": None if args.verify == "default" else args.verify,
             "sizes": self.sizes.name,
@@ -190,6 +194,8 @@ class Bench:
         environment = ENVIRONMENT | self.mode.environment | ({} if args.device == "cuda" else ON_CPU)
         if args.runner is not None:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = args.runner
+        if variant.peer is not None:
+            environment |= variant.peer.environment(host_bytes)
         end = run_child(
             CHILD,
             spec,
@@ -198,7 +204,7 @@ class Bench:
             environment=environment,
             on_stage=lambda stage, seconds: self.say(f"{variant.name}: {stage} after {seconds:.1f} s"),
         )
-        row = {"variant": variant.name, "offload": variant.offload} | end.record
+        row = {"variant": variant.name, "offload": variant.offload, "peer": variant.peer is not None} | end.record
         row["faults"] = (variant.faults or args.faults) if variant.offload else None
         row |= {"problem": end.problem, "wall_s": end.wall_s, "tail": end.tail, "spec": spec}
         self.rows.append(row)
@@ -211,7 +217,7 @@ class Bench:
     def device_blocks(self) -> int:
         return self.args.device_blocks or self.sizes.device_blocks
 
-    def engine_args(self, variant: Variant) -> dict[str, Any]:
+    def engine_args(self, variant: Variant, host_bytes: int) -> dict[str, Any]:
         sizes = self.sizes
         args = {
             "model": str(self.model),
@@ -232,6 +238,8 @@ class Bench:
             args["compilation_config"] = decode_graphs(sizes.at_once)
         if self.args.async_scheduling:
             args["async_scheduling"] = self.args.async_scheduling == "on"
+        if variant.peer is not None and variant.peer.connector is not None:
+            args["kv_transfer_config"] = variant.peer.connector(host_bytes)
         return args
 
     def say(self, text: str) -> None:
@@ -265,7 +273,8 @@ class Bench:
             spoilt = set(row.get("spoilt", []))
             if spoilt:
                 row["noticed"] = len({each.name for each in found} & spoilt)
-            bad += judge(row, answers=row["spec"]["answers"])
+            if not row["peer"]:
+                bad += judge(row, answers=row["spec"]["answers"])
         print("\n" + "\n".join(table(self.rows)))
         for row in self.rows:
             for each in row["differences"][:5]:

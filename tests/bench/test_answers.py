@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from _compare import Difference, clear_limit, differences, wrong
 from _traffic import LARGE, SMALL, Sizes, in_order, questions
-from gpu_answers import FLOAT32, INVARIANT, judge, mismatches, parse, table
+from gpu_answers import CHOICES, FLOAT32, INVARIANT, Bench, judge, mismatches, parse, table
 
 ANSWERS = 300
 
@@ -182,6 +183,29 @@ def test_the_table_has_a_line_for_each_engine_also_for_one_that_failed() -> None
     assert lines[1].split()[:4] == ["none", "100", "0", "0"]
     assert lines[2].split()[6:9] == ["0.700", "0.500", "10"]
     assert lines[3].split(maxsplit=1)[1] == "failed in start: KeyError: 'x'"
+
+
+def test_peers_can_be_asked_too_with_settings_of_their_own(tmp_path: Path) -> None:
+    bench = Bench(parse(["--only", "eager,lmcache", "--device", "cpu"]), tmp_path)
+    assert bench.engine_args(CHOICES["lmcache"], 9)["kv_transfer_config"]["kv_connector"] == "LMCacheConnectorV1"
+    assert "kv_transfer_config" not in bench.engine_args(CHOICES["eager"], 9)
+    peer = CHOICES["lmcache"].peer
+    assert peer is not None
+    assert float(peer.environment(2**31)["LMCACHE_MAX_LOCAL_CPU_SIZE"]) == 2
+
+
+def test_what_a_peer_gets_wrong_is_told_and_does_not_fail_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, other = {"a": {"tokens": [1, 2], "chances": [{"1": -1, "5": -9}] * 2}}, {"a": {"tokens": [5, 2]}}
+    mine = {"offload": False, "counters": {}, "verifies": False, "spec": {"answers": 1}, "peer": False}
+    bench = Bench(parse(["--device", "cpu"]), tmp_path)
+    bench.rows = [row(variant="none", answers=right, **mine)]
+    bench.rows.append(row(variant="lmcache", answers=other, **mine | {"peer": True}))
+    assert bench.report() == []
+    assert "lmcache: a, token 0, by 8" in capsys.readouterr().out
+    bench.rows[1]["peer"] = False
+    assert bench.report() == ["lmcache: 1 answers are wrong"]
 
 
 def test_a_gpu_is_first_asked_for_kernels_that_do_not_depend_on_the_batch() -> None:

@@ -59,6 +59,12 @@ def test_nothing_has_no_percentile() -> None:
     assert percentile([], 50) is None
 
 
+def test_without_offload_every_round_is_a_first_one() -> None:
+    documents = {"documents": [phase(3.7), phase(3.9), phase(3.8)]}
+    assert measures(row("none", "none", workloads=documents))["documents first"] == 3.8
+    assert measures(row("ours", "forebay", workloads=documents))["documents first"] == 3.7
+
+
 def test_the_slowest_repeat_and_the_least_share_count() -> None:
     found = measures(row("ours", "forebay"))
     assert (found["documents first"], found["documents repeat"], found["documents cached"]) == (4.0, 0.4, 0.999)
