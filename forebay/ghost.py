@@ -20,7 +20,7 @@ from typing import NamedTuple
 from forebay.errors import ensure
 from forebay.groups import KVLayout
 from forebay.ids import Key
-from forebay.recency import Recency
+from forebay.recency import Recency, Sampled, Seen
 
 MULTIPLES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Of the memory there is, as Predicted has them."""
@@ -29,7 +29,6 @@ _MAX_KNOWN = 32_768
 _HORIZON = 64  # times all slots: what was asked for longer ago counts half, and half of that
 _MARGIN = 1.1  # times as deep as anybody asks
 _AT_ONCE = 32
-_MOST_BLOCKS = 20_000  # their keys are kept in memory until then
 _DEEPEST = 1 << 26
 
 # Blocks that are looked at, by their place in a prompt: the first eight, and then the one in the middle of 2, 3, 4
@@ -61,7 +60,7 @@ class Predicted(NamedTuple):
 
 
 _Noted = tuple[Sequence[Key], int, int, int]
-"""What a request asked for: its chain, which may grow, so many blocks of it, its tokens, and those that the device
+"""What a request asked for: the keys that are looked at, of so many blocks, its tokens, and those that the device
 had of them. Or without tokens: what there is once it was answered."""
 
 
@@ -75,7 +74,6 @@ class Ghost:
         self._slots_per_block = sum(span / group.span_tokens for group in groups)
         self._span = span
         self._noted: list[_Noted] = []  # what was not looked at yet
-        self._noted_blocks = 0
         self._asked = 0.0
         self._found = [0.0] * len(MULTIPLES)  # with so much memory, and not with less
         self._predicted: Predicted | None = None  # what these come to, once somebody has asked
@@ -90,7 +88,7 @@ class Ghost:
         chain = keys[self._group]
         count = len(chain)
         if count:
-            self._note((chain, count, num_tokens, device_tokens))
+            self._note(chain, count, num_tokens, device_tokens)
         return count
 
     def ended(self, keys: Sequence[Sequence[Key]], num_blocks: int) -> None:
@@ -98,45 +96,60 @@ class Ghost:
         chain = keys[self._group]
         count = len(chain)
         if count > num_blocks:
-            self._note((chain, count, 0, 0))
+            self._note(chain, count, 0, 0)
 
-    def _note(self, noted: _Noted) -> None:
-        # Each on its own would take twice as long: by then nothing of this is in the processor's caches.
-        self._noted.append(noted)
-        self._noted_blocks += noted[1]
-        if len(self._noted) >= _AT_ONCE or self._noted_blocks > _MOST_BLOCKS:
+    def _note(self, chain: Sequence[Key], count: int, num_tokens: int, device_tokens: int) -> None:
+        # Each on its own would take twice as long: by then nothing of this is in the processor's caches. But its
+        # keys are, and to keep all of them would cost the next request the memory that this one gives back.
+        noted = self._noted
+        noted.append((_LOOKS[bisect_left(_DEPTHS, count)](chain), count, num_tokens, device_tokens))
+        if len(noted) >= _AT_ONCE:
             self.catch_up()
 
     def catch_up(self) -> None:
         """Look at what was only noted until now: nobody waits, or there is enough of it."""
-        noted, self._noted, self._noted_blocks = self._noted, [], 0
-        for chain, count, num_tokens, device_tokens in noted:
-            path = _path(chain, count)
-            if num_tokens:
-                most = min(count, (num_tokens - 1) // self._span)  # the last token is always computed
-                self._count(path, count, most, min(device_tokens // self._span, most))
-            else:
-                self._recency.use(path)
-
-    def _count(self, path: Sequence[Key], count: int, most: int, on_device: int) -> None:
-        """A prompt of so many blocks, of which so many could be found at most and so many were on the device."""
+        noted, self._noted = self._noted, []
         if self._asked > self._horizon:
             self._asked /= 2
             self._found = [each / 2 for each in self._found]
-        self._asked += count
+        use, asked = self._recency.use, 0
+        for path, count, num_tokens, device_tokens in noted:
+            seen, sampled = use(path)
+            if num_tokens:
+                asked += count
+                if seen or sampled or device_tokens:
+                    most = min(count, (num_tokens - 1) // self._span)  # the last token is always computed
+                    self._count(seen, sampled, len(path), count, most, min(device_tokens // self._span, most))
+        self._asked += asked
         self._predicted = None
-        seen, sampled = self._recency.use(path)
-        if not seen and not sampled and not on_device:
-            return
+
+    def _count(
+        self,
+        seen: Sequence[Seen],
+        sampled: Sequence[Sampled],
+        looked_at: int,
+        count: int,
+        most: int,
+        on_device: int,
+    ) -> None:
+        """What is found of a prompt of so many blocks, of which so many could be found at most and so many were on
+        the device."""
+        if len(seen) == 1 and not sampled:
+            # Mostly all of it was used before and together, and lately.
+            [(newer, blocks)] = seen
+            blocks = count if blocks == _SUMS[looked_at] else blocks
+            if newer + blocks <= self._reaches[0]:
+                self._found[0] += max(on_device, min(blocks, most))
+                return
         blocks, reach_of_all = 0, 0.0
         if seen:
             blocks = seen[0][1] if len(seen) == 1 else sum([each for _, each in seen])
             newer, last = seen[-1]
-            if blocks == _SUMS[len(path)]:
+            if blocks == _SUMS[looked_at]:
                 # All was used before, also the few blocks that lie behind those that the last one stands for.
                 last += count - blocks
                 blocks = count
-                seen[-1] = newer, last
+                seen = *seen[:-1], (newer, last)
             reach_of_all = newer + last
         found, enough = 0.0, bisect_left(self._reaches, reach_of_all)
         for number, reach in enumerate(self._reaches[:enough]):
@@ -146,7 +159,9 @@ class Ghost:
             found = within
         if enough < len(self._found):
             self._found[enough] += max(on_device, min(blocks, most)) - found
-        before_last, all_looked_at = _SUMS[len(path) - 1], _SUMS[len(path)]
+        if not sampled:
+            return
+        before_last, all_looked_at = _SUMS[looked_at - 1], _SUMS[looked_at]
         for newer, blocks, before in sampled:
             number = bisect_right(self._reaches, newer)
             if before >= on_device and number < len(self._found):
@@ -174,8 +189,3 @@ class Ghost:
         ensure(min(self._found) >= 0, "ghost: more memory finds less")
         if self._recency.rate == 1:  # of a sample, only the average is right
             ensure(sum(self._found) <= self._asked * (1 + 1e-9), "ghost: more was found than asked for")
-
-
-def _path(chain: Sequence[Key], count: int) -> Sequence[Key]:
-    """Of the first blocks of a prompt, those that are looked at."""
-    return _LOOKS[bisect_left(_DEPTHS, count)](chain)

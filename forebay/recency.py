@@ -24,19 +24,23 @@ from forebay.errors import ensure
 _MAX_BATCHES = 512
 _PRECISION = 64  # two batches become one if they hold at most this part of what is newer
 _MOST_THINNED = 48
-_PLACE_BITS = 20
+_PLACE_BITS = 12
+_LOW_BITS = 2 * _PLACE_BITS
+_PLACES, _LOW = (1 << _PLACE_BITS) - 1, (1 << _LOW_BITS) - 1
 
 Seen = tuple[float, int]
 """Of a prompt, blocks that were last used together: how many were used since, and how many these are."""
 Sampled = tuple[float, int, int]
 """A block that was used before and stands for all that are not in the sample: how many were used since, for how
 many it stands, and how many of the prompt lie before it."""
+_NEVER: tuple[Sequence[Seen], Sequence[Sampled]] = ((), ())
 
 
 class Recency:
     def __init__(self, sums: Sequence[int], max_known: int, depth: float) -> None:
         """`sums`: for how many blocks none, the first, the first two, … of those that are named of a prompt stand.
         What lies `depth` blocks deep is forgotten."""
+        ensure(len(sums) <= _PLACES, "recency: too many blocks are named of a prompt")
         self._sums = sums
         self._max_known = max_known
         self._depth = depth
@@ -44,13 +48,15 @@ class Recency:
 
     def clear(self) -> None:
         """Forget what was used."""
-        # Block -> the turn in which it was last used, and behind it, in a few bits, its place in the path. What is
-        # used goes to the new ones, and those become the old ones from time to time, all at once: to go through
-        # them one by one would cost more than all the rest. Without a sample, that is when the last old one lies
-        # too deep; with one, when there are enough new ones, and what the sample has of the old ones is far.
+        # Block -> the turn in which it was last used, and behind it, in a few bits, how long that path was and its
+        # place in it. What is used goes to the new ones, and those become the old ones from time to time, all at
+        # once: to go through them one by one would cost more than all the rest. Without a sample, that is when the
+        # last old one lies too deep; with one, when there are enough new ones, and what the sample has of the old
+        # ones is far. A path that is used again as it was, while it is new, stays as it is: only its turn moves.
         self._new: dict[Hashable, int] = {}
         self._old: dict[Hashable, int] = {}
         self._far: dict[Hashable, int] = {}
+        self._moved: dict[int, int] = {}  # turn that a new or old block has -> when it really was
         self._new_from = 1  # a turn
         self._turn = 1
         self._starts: list[int] = []  # by batch, its first turn
@@ -70,34 +76,41 @@ class Recency:
         """Blocks in memory; some of them twice, and some will be forgotten."""
         return len(self._new) + len(self._old) + len(self._far)
 
-    def use(self, path: Sequence[Hashable]) -> tuple[list[Seen], list[Sampled]]:
+    def use(self, path: Sequence[Hashable]) -> tuple[Sequence[Seen], Sequence[Sampled]]:
         """A prompt uses these blocks, head first, each named by all of the prompt up to it. Returns when they were
         used before: from the head on, as far as all are known; and behind that, the sample, whose numbers are
         right only on average."""
-        turn, size, new, starts = self._turn, len(path), self._new, self._starts
+        turn, size, new, starts, left = self._turn, len(path), self._new, self._starts, self._left
         blocks = self._sums[size]
-        seen: list[Seen] = []
-        sampled: list[Sampled] = []
-        head = new.get(path[0]) or self._old.get(path[0])
+        used: tuple[Sequence[Seen], Sequence[Sampled]] = _NEVER
+        head = new.get(path[0])
+        stays = head is not None and head & _LOW == size << _PLACE_BITS
+        if head is None:
+            head = self._old.get(path[0])
         if head is not None or self._far:
             tail = new.get(path[-1]) or self._old.get(path[-1])
-            if head is not None and tail == head + size - 1 and self._whole(head >> _PLACE_BITS):
+            if head is not None and tail == head + size - 1 and self._whole(self._used_in(head)):
                 # Mostly all of it was used before and together, or nothing.
-                batch, newer = self._place(head >> _PLACE_BITS)
-                seen.append((newer, blocks))
-                self._left[batch] -= blocks
+                batch, newer = self._place(self._used_in(head))
+                used = [(newer, blocks)], ()
+                left[batch] -= blocks
                 self._total -= blocks
+                if stays:
+                    self._moved[head >> _LOW_BITS] = turn
             else:
-                self._take_apart(path, seen, sampled)
-        first = turn << _PLACE_BITS
-        new.update(zip(path, range(first, first + size), strict=True))
+                used = self._take_apart(path)
+                stays = False
+        if not stays:
+            first = turn << _LOW_BITS | size << _PLACE_BITS
+            for value, block in enumerate(path, first):  # faster than update(), which looks at each pair
+                new[block] = value
         self._turn = turn + 1
         starts.append(turn)
         self._ends.append(turn)
-        self._left.append(blocks)
+        left.append(blocks)
         self._total += blocks
-        while self._total - self._left[0] >= self._depth:
-            self._total -= self._left.pop(0)
+        while self._total - left[0] >= self._depth:
+            self._total -= left.pop(0)
             del starts[0], self._ends[0]
         if len(starts) > _MAX_BATCHES:
             self._merge()
@@ -106,25 +119,38 @@ class Recency:
                 self._sample_old()
         elif self._starts[0] >= self._new_from:
             self._start_anew(new)
-        elif self.num_known > self._max_known:
+        elif len(new) + len(self._old) > self._max_known:
             self._begin_sample()
-        return seen, sampled
+        return used
+
+    def _used_in(self, value: int) -> int:
+        """The turn in which a new or old block was last used."""
+        turn = value >> _LOW_BITS
+        return self._moved.get(turn, turn)
+
+    def _settled(self, value: int) -> int:
+        """The same place, in that turn."""
+        return self._used_in(value) << _LOW_BITS | value & _LOW
 
     def _start_anew(self, old: dict[Hashable, int]) -> None:
+        if self._moved:
+            self._moved = {turn: last for turn, last in self._moved.items() if turn >= self._new_from}
         self._old, self._new, self._new_from = old, {}, self._turn
 
     def _whole(self, turn: int) -> bool:
         """Whether all blocks of that turn are known."""
         return turn >= self._far_until and turn >= self._starts[0]
 
-    def _take_apart(self, path: Sequence[Hashable], seen: list[Seen], sampled: list[Sampled]) -> None:
+    def _take_apart(self, path: Sequence[Hashable]) -> tuple[Sequence[Seen], Sequence[Sampled]]:
         """Take what was used before out of the batches it is in."""
         if not self._starts:
-            return
+            return _NEVER
+        seen: list[Seen] = []
+        sampled: list[Sampled] = []
         sums = self._sums
         taken: list[tuple[int, int]] = []  # from a batch, so many blocks, once all of it was seen
         new, old, far = self._new.get, self._old.get, self._far.get
-        found = [(new(block) or old(block) or far(block) or 0) >> _PLACE_BITS for block in path]
+        found = [self._used_in(new(block) or old(block) or far(block) or 0) for block in path]
         start, end = 0, len(found)
         while start < end and self._whole(found[start]):
             turn = found[start]
@@ -148,6 +174,7 @@ class Recency:
         for batch, blocks in taken:
             self._left[batch] -= blocks
             self._total -= blocks
+        return seen, sampled
 
     def _place(self, turn: int) -> tuple[int, float]:
         """The batch of a turn, and how many blocks are newer."""
@@ -181,21 +208,24 @@ class Recency:
 
     def _begin_sample(self) -> None:
         """Forget what lies too deep; and if there are still many, all but a sample."""
-        oldest = self._starts[0] << _PLACE_BITS
-        known = {block: value for block, value in (self._old | self._new).items() if value >= oldest}
+        oldest, settled = self._starts[0] << _LOW_BITS, self._settled
+        known = {
+            block: value for block, each in (self._old | self._new).items() if (value := settled(each)) >= oldest
+        }
         self._start_anew(known)
+        self._moved = {}
         if len(known) > self._max_known // 2:
             self._far, self._old, self._far_until = known, {}, self._turn
             self._thin()
 
     def _sample_old(self) -> None:
         """There are enough new blocks: they are the old ones now, and what the sample has of those is far."""
-        mask, oldest = (1 << self._thinned) - 1, self._starts[0] << _PLACE_BITS
-        new, far = self._new, self._far
+        mask, oldest = (1 << self._thinned) - 1, self._starts[0] << _LOW_BITS
+        new, far, settled = self._new, self._far, self._settled
         sample = {
             block: value
-            for block, value in self._old.items()
-            if not hash(block) & mask and value >= oldest and block not in new
+            for block, each in self._old.items()
+            if not hash(block) & mask and (value := settled(each)) >= oldest and block not in new
         }
         before, self._far_until = self._far_until, self._new_from
         far.update(sample)
@@ -208,7 +238,7 @@ class Recency:
     def _thin(self) -> None:
         """Of the far blocks, forget what lies too deep or was used since; and if there are still many, half of the
         others, until there are few."""
-        oldest, new, old = self._starts[0] << _PLACE_BITS, self._new, self._old
+        oldest, new, old = self._starts[0] << _LOW_BITS, self._new, self._old
         far = {
             block: value
             for block, value in self._far.items()
@@ -230,10 +260,10 @@ class Recency:
 
     def _count(self, known: Mapping[Hashable, int]) -> list[int]:
         """What is left of each batch, by the blocks that are known."""
-        sums, bits = self._sums, (1 << _PLACE_BITS) - 1
+        sums = self._sums
         by_turn: dict[int, int] = {}
         for value in known.values():
-            place, turn = value & bits, value >> _PLACE_BITS
+            place, turn = value & _PLACES, self._used_in(value)
             by_turn[turn] = by_turn.get(turn, 0) + sums[place + 1] - sums[place]
         left = [0] * len(self._starts)
         for turn, blocks in by_turn.items():
@@ -254,7 +284,7 @@ class Recency:
         mixed = [start < until <= end for start, end in zip(self._starts, self._ends, strict=True)]
         ensure(not any(mixed), "recency: a batch is known in part")
         ensure(self.num_known <= self._max_known, "recency: too many blocks are known")
-        new_from = self._new_from << _PLACE_BITS
+        new_from = self._new_from << _LOW_BITS
         mixed = [value >= new_from for value in self._old.values()] + [
             value < new_from for value in self._new.values()
         ]
