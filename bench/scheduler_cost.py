@@ -19,7 +19,7 @@ and in microseconds for each call: the match, asked again and again while the re
 
 `--rival vllm` makes the same calls of two classes: vLLM's own `SimpleCPUOffloadScheduler` and Forebay's of that
 name, both over vLLM's own device pool. `--rival no-ghost` is a Forebay that predicts nothing, and says what the
-live ghost costs; here a manager serves many prompts, and what counts is everything, with the ends. Rounds of the two
+live ghost costs: here a manager serves many prompts, and what counts is everything, with the ends. Rounds of both
 sides alternate; each has fresh managers, and the first of each side is not counted. The collector is off while the
 clock runs. Numbers are medians. At the end: what a host pool of a million slots takes.
 """

@@ -149,6 +149,12 @@ RULES = (
     Rule(r"make", How.HERE),
     Rule(r"make bench", How.HERE, instead=_SMALL_BENCH),
     Rule(r"python bench/pressure\.py", How.HERE),
+    Rule(
+        r"python bench/scheduler_cost\.py --rival no-ghost .*",
+        How.HERE,
+        instead=f"{_SMALL_BENCH} --rival no-ghost",
+    ),
+    Rule(r"python bench/first_copy\.py", How.HERE, instead="python bench/first_copy.py --repeats 2"),
     Rule(r"vllm serve MODEL .*--kv-transfer-config .*", How.SERVED),
     Rule(r"curl .*localhost:8000.*", How.SERVED),
     Rule(r"python bench/scheduler_cost\.py --rival vllm", How.SERVED, instead=f"{_SMALL_BENCH} --rival vllm"),
