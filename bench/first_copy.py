@@ -90,6 +90,7 @@ class Device:
 class Pages:
     slots = ready = SLOTS
     bytes_per_slot = BLOCK_BYTES
+    pinned = True
 
     def addresses(self, slots: Any) -> Any:
         return (slots * BLOCK_BYTES).view(np.uint64)

@@ -22,6 +22,7 @@ from operator import le, lt
 from forebay.errors import ensure
 
 _MAX_BATCHES = 512
+_SPARE_MOVED = 512
 _PRECISION = 64  # two batches become one if they hold at most this part of what is newer
 _MOST_THINNED = 48
 _PLACE_BITS = 12
@@ -97,6 +98,8 @@ class Recency:
                 self._total -= blocks
                 if stays:
                     self._moved[head >> _LOW_BITS] = turn
+                    if len(self._moved) > self._most_moved:
+                        self._forget_moved()
             else:
                 used = self._take_apart(path)
                 stays = False
@@ -122,6 +125,15 @@ class Recency:
         elif len(new) + len(self._old) > self._max_known:
             self._begin_sample()
         return used
+
+    @property
+    def _most_moved(self) -> int:
+        return 2 * (len(self._new) + len(self._old)) + _SPARE_MOVED
+
+    def _forget_moved(self) -> None:
+        """Turns that no block has any more."""
+        there = {value >> _LOW_BITS for blocks in (self._new, self._old) for value in blocks.values()}
+        self._moved = {turn: last for turn, last in self._moved.items() if turn in there}
 
     def _used_in(self, value: int) -> int:
         """The turn in which a new or old block was last used."""
@@ -284,6 +296,7 @@ class Recency:
         mixed = [start < until <= end for start, end in zip(self._starts, self._ends, strict=True)]
         ensure(not any(mixed), "recency: a batch is known in part")
         ensure(self.num_known <= self._max_known, "recency: too many blocks are known")
+        ensure(len(self._moved) <= self._most_moved, "recency: too many turns have moved")
         new_from = self._new_from << _LOW_BITS
         mixed = [value >= new_from for value in self._old.values()] + [
             value < new_from for value in self._new.values()

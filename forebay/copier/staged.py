@@ -75,6 +75,7 @@ class StagedCopier(ThreadedCopier):
         self._tickets = deque(range(_TICKETS))
         self._giving = Lock()  # held by whoever gives the device something, for as long as that takes
         self._begun = _begun()
+        self._entered = False  # whether the thread has done what takes long, once
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -111,38 +112,43 @@ class StagedCopier(ThreadedCopier):
         return self._gpu.mark()
 
     def _begin_here(self, job: Job) -> bool:
-        order = job.order
-        if order.direction is Direction.STORE or len(order.blocks) > _MOST_HERE or job.fate != Fate():
-            return False
-        if not self._giving.acquire(blocking=False):
+        if not self._may_give(job) or not self._giving.acquire(blocking=False):
             return False
         try:
             if not self._is_refused(job):
                 self._begun[Direction.LOAD].append(([job], self._issue([job])))
-                self._give_loads()
+                self._give_loads(_AT_ONCE)
+        except Exception as error:  # noqa: BLE001 - it must not be the engine's
+            self._jobs.put(Wake(cause_of_death=repr(error)))
         finally:
             self._giving.release()
         self._jobs.put(Wake())
         return True
 
-    def _give_loads(self) -> None:
-        begun = self._begun[Direction.LOAD]
-        while begun and self._tickets and self._stagers[Direction.LOAD].ahead < _AT_ONCE:
-            if begun[0][0][0].fate != Fate():
-                return  # may be to kill the thread: the other one
-            try:
+    def _may_give(self, job: Job) -> bool:
+        """Whether the engine's thread may give the device chunks of this job. Not if that takes long, as it does
+        until kernels are compiled and if memory is not pinned, nor if it might be told to die of it."""
+        return (
+            job.order.direction is Direction.LOAD
+            and job.order.num_copies <= _MOST_HERE
+            and job.fate == Fate()
+            and self._entered
+            and self._pages.pinned
+        )
+
+    def _give_loads(self, below: int) -> None:
+        """Give the device more if it has less than so many chunks."""
+        begun, stager = self._begun[Direction.LOAD], self._stagers[Direction.LOAD]
+        if stager.ahead < below:
+            while begun and self._tickets and stager.ahead < _AT_ONCE and self._may_give(begun[0][0][0]):
                 self._advance(begun)
-            except Exception as error:  # noqa: BLE001 - it must not be the engine's
-                self._stagers[Direction.LOAD].synchronize()
-                for job in begun.popleft()[0]:
-                    self._warn("failed", "transfer %d could not be copied: %r", job.order.id, error)
-                    self._ended.append((job, Outcome.FAILED))
 
     def _look(self) -> None:
         if self._begun[Direction.LOAD] and self._giving.acquire(blocking=False):
             try:
-                if self._stagers[Direction.LOAD].ahead < _LOW:
-                    self._give_loads()
+                self._give_loads(_LOW)
+            except Exception as error:  # noqa: BLE001 - it must not be the engine's
+                self._jobs.put(Wake(cause_of_death=repr(error)))
             finally:
                 self._giving.release()
         for flights in self._flights.values():
@@ -187,6 +193,7 @@ class StagedCopier(ThreadedCopier):
         return Outcome.DONE
 
     def _settle_down(self) -> None:
+        self._begun = _begun()  # or the next look would give the device more of it
         for stager in self._stagers.values():
             try:
                 stager.synchronize()
@@ -203,12 +210,12 @@ class StagedCopier(ThreadedCopier):
     def _bury(self) -> None:
         super()._bury()
         self._tickets = deque(range(_TICKETS))  # nothing is on its way any more
-        self._begun = _begun()
 
     # --- the copying thread -------------------------------------------------------------------------------
 
     def _serve(self, jobs: Jobs) -> None:
         self._gpu.enter()
+        self._entered = True
         begun = self._begun
         few = _Few(self.bytes_per_block, self._few_wait_s)
         stopping = False
@@ -226,6 +233,8 @@ class StagedCopier(ThreadedCopier):
                 job = jobs.get(block=direction is None, timeout=wait_s)
             except Empty:
                 continue
+            if isinstance(job, Wake) and job.cause_of_death:
+                raise RuntimeError(job.cause_of_death)  # the engine's thread met it, but this one can be replaced
             if isinstance(job, Stop):
                 stopping = True
             elif isinstance(job, Job) and not self._is_refused(job):

@@ -52,6 +52,8 @@ class Wake(NamedTuple):
     """There is something to do that is no job."""
 
     urgency: int = _FIRST
+    cause_of_death: str = ""
+    """What the thread is to die of, if not empty."""
 
 
 class Jobs:

@@ -34,7 +34,13 @@ class Rig:
     def __init__(self, *, num_blocks: int = 12, slots: int = SLOTS, **settings: object) -> None:
         self.regions = make_regions(num_blocks)
         self.gpu = FakeGpu(self.regions, Random(7))
-        self.pages = HostPages(slots, self.gpu.bytes_per_block, threads=1)
+        self.pages = HostPages(
+            slots,
+            self.gpu.bytes_per_block,
+            threads=1,
+            register=lambda address, num_bytes: None,
+            unregister=lambda address: None,
+        )
         assert self.pages.wait(30)
         settings = {
             "rank": Rank(3),
@@ -248,14 +254,25 @@ def test_stores_that_fly_together_wait_for_what_the_last_of_them_waits_for(make:
 def asleep(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The copying thread does not get to run before the end of the test."""
     gate = threading.Event()
-    monkeypatch.setattr(StagedCopier, "_serve", lambda self, jobs: gate.wait())
+
+    def sleep(self: StagedCopier, jobs: Jobs) -> None:
+        self._entered = True
+        gate.wait()
+
+    monkeypatch.setattr(StagedCopier, "_serve", sleep)
     yield
     gate.set()
 
 
+def entered(rig: Rig) -> Rig:
+    while not rig.copier._entered:
+        time.sleep(0.001)
+    return rig
+
+
 @pytest.mark.usefixtures("asleep")
 def test_the_engines_thread_gives_the_device_the_first_chunks_of_a_load(make: Callable[..., Rig]) -> None:
-    rig = make(load_staging_bytes=88)  # a block a chunk
+    rig = entered(make(load_staging_bytes=88))  # a block a chunk
     rig.pages.row(3)[:] = 42
     assert rig.run(load(1, {5: 3})) == {1: DONE}
     assert rig.block(5) == bytes([42]) * 88
@@ -272,10 +289,26 @@ def test_stores_and_very_large_loads_are_left_to_the_thread(
     make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_HERE", 2)
-    rig = make()
+    rig = entered(make())
     rig.copier.submit(store(1, {0: 0}))
-    rig.copier.submit(load(2, {1: 1, 2: 2, 3: 3}))
+    rig.copier.submit(load(2, {1: 1, 2: 2}, moves={3: 4}))
     assert (len(rig.copier._jobs), rig.copier.poll(), rig.gpu.calls) == (2, [], 0)
+    job = rig.copier._jobs.get()
+    assert isinstance(job, Job)
+    rig.copier._begun[Direction.LOAD].append(([job], rig.copier._issue([job])))  # as the thread does
+    assert (rig.copier.poll(), rig.gpu.calls) == ([], 0)
+
+
+@pytest.mark.usefixtures("asleep")
+@pytest.mark.parametrize("why", ["not pinned", "not entered"])
+def test_what_takes_long_is_left_to_the_thread(make: Callable[..., Rig], why: str) -> None:
+    rig = entered(make())
+    if why == "not pinned":
+        rig.pages.pinned = False
+    else:
+        rig.copier._entered = False
+    rig.copier.submit(load(1, {1: 1}))
+    assert (len(rig.copier._jobs), rig.gpu.calls) == (1, 0)
 
 
 @pytest.mark.usefixtures("asleep")
@@ -286,15 +319,57 @@ def test_a_load_that_is_to_kill_the_thread_does_not_kill_the_engines(make: Calla
     assert (rig.copier.poll(), len(rig.copier._begun[Direction.LOAD])) == ([], 1)
 
 
-def test_an_error_in_the_engines_thread_fails_that_load_only(
+def test_an_error_in_the_engines_thread_is_what_the_other_dies_of(
     make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make()
+    rig = entered(make())
     with monkeypatch.context() as patch:
         patch.setattr(StagedCopier, "_columns", lambda self, order: 1 / 0)
         assert rig.run(load(1, {5: 3})) == {1: FAILED}
-    assert "rank 3: transfer 1 could not be copied: ZeroDivisionError" in caplog.text
+    assert "the copying thread died (RuntimeError(\"ZeroDivisionError('division by zero')\"))" in caplog.text
     assert rig.run(load(2, {5: 3})) == {2: DONE}
+    assert len(rig.copier._tickets) == len(set(rig.copier._tickets)) == module._TICKETS
+
+
+def test_an_event_that_does_not_answer_is_nothing_the_engine_hears_of(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = entered(make(load_staging_bytes=88))
+    rig.gpu.held = True
+    rig.copier.submit(load(1, {block: block for block in range(12)}))
+
+    def fail(self: object) -> bool:
+        raise RuntimeError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.copier.fake_gpu.FakeEvent.query", fail)
+        rig.copier.poll()
+    rig.gpu.held = False
+    [report] = poll_until(rig.copier, bool)
+    assert report.outcome is FAILED
+    assert rig.run(load(2, {5: 3})) == {2: DONE}
+
+
+@pytest.mark.parametrize("blocks", [22, 38])
+def test_when_the_thread_dies_the_engines_gives_nothing_more_of_what_it_left(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """A load of which some chunks were not given yet, whose other chunks have ended: who looks would give more."""
+    rig = entered(make(num_blocks=40, slots=40, load_staging_bytes=88))
+    rig.gpu.held = True
+    monkeypatch.setattr(rig.copier._stagers[Direction.STORE], "issue", lambda *_: 1 / 0)
+    rig.copier.submit(load(1, {block: block for block in range(blocks)}))
+    rig.copier.submit(store(2, {39: 39}))
+    rig.copier._thread.join()
+    rig.gpu.held = False
+    reports = poll_until(rig.copier, lambda reports: len(reports) == 2)
+    assert {report.outcome for report in reports} == {FAILED}
+    told = [rig.block(block) for block in range(40)]
+    while rig.gpu.run(1):
+        pass
+    assert [rig.block(block) for block in range(40)] == told
+    assert rig.copier.poll() == []
+    assert len(rig.copier._tickets) == len(set(rig.copier._tickets)) == module._TICKETS
 
 
 def test_the_interpreter_is_kept_until_the_first_copy_is_given(make: Callable[..., Rig]) -> None:

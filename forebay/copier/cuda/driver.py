@@ -21,6 +21,7 @@ _RELAXED = 2
 _NOT_BEHIND_THE_DEFAULT = 1  # streams do not wait for the default stream, nor it for them
 _WITHOUT_TIMING = 2
 _MANY = 64  # copies in a batch; about a microsecond each
+_FEW = 16  # copies one by one; more might fill the driver's queue, which would then wait
 _IN_STREAM_ORDER = 1  # sources are read when their turn in the stream comes, not before
 _PORTABLE = 1  # registered memory is pinned for all contexts
 
@@ -194,7 +195,7 @@ class Driver:
         """Runs of bytes, in any order, behind what the stream was given before."""
         if self._batch_copy is None or len(sizes) == 1 or not pinned:
             # From memory that is not pinned the call returns when the bytes are there.
-            library = self._library if pinned and len(sizes) <= _MANY else self._slow
+            library = self._library if pinned and len(sizes) <= _FEW else self._slow
             self._copy_one_by_one(library, stream, destinations, sources, sizes)
             return
         batch_copy = self._batch_copy if len(sizes) <= _MANY else self._large_batch_copy
