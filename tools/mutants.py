@@ -115,6 +115,7 @@ MUTANTS = [
     ("copier/staged.py", "self._give_loads(_AT_ONCE)", "pass", "the engine's thread begins nothing"),
     ("copier/staged.py", "self._give_loads(_LOW)", "pass", "a device that runs dry waits for the thread"),
     ("copier/staged.py", "self._begun = _begun()  # or", "pass  # or", "what a dead thread left is given to the device after it was told"),
+    ("copier/staged.py", "self._left_to_give > 0\n            and ", "", "the engine's thread gives all there is"),
     ("copier/staged.py", "            and self._pages.pinned\n", "", "the engine's thread waits for bytes"),
     ("copier/staged.py", "raise RuntimeError(job.cause_of_death)", "pass", "an error in the engine's thread is lost"),
     ("copier/threaded.py", "self._settle_down()\n            self._collect()", "self._collect()", "a dead thread's copies still run"),

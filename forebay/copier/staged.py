@@ -44,7 +44,7 @@ long is the point: each time it runs, the engine does not."""
 _MOST_HERE = 1024
 """Blocks of a load that the engine's thread may begin: that takes it a microsecond for two of them."""
 _LOW, _AT_ONCE = 4, 8
-"""Below so many chunks of loads the engine's thread gives more, up to so many."""
+"""Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
 
 
@@ -76,6 +76,7 @@ class StagedCopier(ThreadedCopier):
         self._giving = Lock()  # held by whoever gives the device something, for as long as that takes
         self._begun = _begun()
         self._entered = False  # whether the thread has done what takes long, once
+        self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -129,7 +130,8 @@ class StagedCopier(ThreadedCopier):
         """Whether the engine's thread may give the device chunks of this job. Not if that takes long, as it does
         until kernels are compiled and if memory is not pinned, nor if it might be told to die of it."""
         return (
-            job.order.direction is Direction.LOAD
+            self._left_to_give > 0
+            and job.order.direction is Direction.LOAD
             and job.order.num_copies <= _MOST_HERE
             and job.fate == Fate()
             and self._entered
@@ -142,8 +144,10 @@ class StagedCopier(ThreadedCopier):
         if stager.ahead < below:
             while begun and self._tickets and stager.ahead < _AT_ONCE and self._may_give(begun[0][0][0]):
                 self._advance(begun)
+                self._left_to_give -= 1
 
     def _look(self) -> None:
+        self._left_to_give = _AT_ONCE
         if self._begun[Direction.LOAD] and self._giving.acquire(blocking=False):
             try:
                 self._give_loads(_LOW)

@@ -285,6 +285,17 @@ def test_the_engines_thread_gives_the_device_the_first_chunks_of_a_load(make: Ca
 
 
 @pytest.mark.usefixtures("asleep")
+def test_many_small_loads_at_once_are_left_to_the_thread(make: Callable[..., Rig]) -> None:
+    """However fast the device is: between two polls the engine has other things to do."""
+    rig = entered(make())
+    for number in range(12):
+        rig.copier.submit(load(number, {number: number}))
+        rig.gpu.run(1000)
+    waiting = [job.order.id for job in rig.copier._jobs._waiting if isinstance(job, Job)]
+    assert waiting == list(range(module._AT_ONCE, 12))
+
+
+@pytest.mark.usefixtures("asleep")
 def test_stores_and_very_large_loads_are_left_to_the_thread(
     make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
