@@ -22,7 +22,7 @@ from operator import le, lt
 from forebay.errors import ensure
 
 _MAX_BATCHES = 512
-_SPARE_MOVED = 512
+_SPARE_MOVED = 2048  # so that they are not gone through too often
 _PRECISION = 64  # two batches become one if they hold at most this part of what is newer
 _MOST_THINNED = 48
 _PLACE_BITS = 12
@@ -128,7 +128,7 @@ class Recency:
 
     @property
     def _most_moved(self) -> int:
-        return 2 * (len(self._new) + len(self._old)) + _SPARE_MOVED
+        return len(self._new) + len(self._old) + _SPARE_MOVED
 
     def _forget_moved(self) -> None:
         """Turns that no block has any more."""

@@ -384,7 +384,7 @@ def test_when_the_thread_dies_the_engines_gives_nothing_more_of_what_it_left(
 
 
 def test_the_interpreter_is_kept_until_the_first_copy_is_given(make: Callable[..., Rig]) -> None:
-    """Beside a thread that computes, whoever gives it away gets it back 5 ms later; numpy did so up to nine times
+    """Beside a thread that computes, whoever gives it away gets it back 5 ms later; numpy did so several times
     for an order of a thousand blocks. Here he would get it back a second later, and the other has computed."""
     rig = make(num_blocks=1000, slots=1000, load_staging_bytes=4096)
     pairs = dict(zip(range(1000), Random(5).sample(range(1000), 1000), strict=True))
