@@ -13,10 +13,12 @@ other: two at a time would end at the same time, and leave it idle while both ar
 
     lane 0    [bus chunk 0][scatter 0]         [bus chunk 2][scatter 2]
     lane 1                 [bus chunk 1][scatter 1]         ···
-    control   [upload]                                                    [check]  ← done
+    tables    [upload]
+    control                                                               [check]  ← done
 
-Gather and scatter wait for the mark that came with the order, a point of the engine's own stream. The bus does
-not.
+Gather and scatter wait for the table of the order, and for the mark that came with it, a point of the engine's own
+stream. The bus does not. Tables have a stream of their own: behind the check of the order before, a table would
+come only when all of that order is done, and the bus stand still while the first chunk of this one is gathered.
 """
 
 from __future__ import annotations
@@ -117,6 +119,7 @@ class Stager:
         urgent = direction is Direction.LOAD
         self._gpu = gpu
         self._slots = slots
+        self._tables = gpu.stream(urgent=urgent)
         self._control = gpu.stream(urgent=urgent)
         whole = gpu.staging(LANES * staging_bytes)
         parts = [Staging(whole.address + lane * staging_bytes, staging_bytes) for lane in range(LANES)]
@@ -142,7 +145,9 @@ class Stager:
             # In the order of slots, neighbours can travel together.
             columns = work.columns.by_slot()
             table = self._upload(flight, columns)
-            after = [self._control.record()]
+            uploaded = self._tables.record()
+            self._control.wait(uploaded)
+            after = [uploaded]
             if work.mark is not None:
                 after.append(work.mark)
             if len(work.move_to):
@@ -166,19 +171,18 @@ class Stager:
                 self._gpu.seal(self._control, table, ticket)
         except Exception as error:  # noqa: BLE001 - a device that fails fails in many ways
             flight.error = f"{type(error).__name__}: {error}"
-            # Part of it may be on its way: wait for both lanes, whatever they were given.
-            for lane in self._lanes:
-                self._control.wait(lane.stream.record())
+            # Part of it may be on its way: wait for everybody, whatever they were given.
+            for stream in (self._tables, *(lane.stream for lane in self._lanes)):
+                self._control.wait(stream.record())
         flight.done = self._control.record()
         yield flight
 
     def synchronize(self) -> None:
-        for lane in self._lanes:
-            lane.stream.synchronize()
-        self._control.synchronize()
+        for stream in (self._tables, *(lane.stream for lane in self._lanes), self._control):
+            stream.synchronize()
 
     def _upload(self, flight: Flight, columns: Columns) -> Table:
-        table = self._gpu.upload(self._control, columns)
+        table = self._gpu.upload(self._tables, columns)
         flight.held.append(table)
         return table
 
@@ -224,7 +228,7 @@ class Stager:
         rows = len(work.move_to)
         sources = self._upload(flight, Columns.unverified(work.move_from))
         destinations = self._upload(flight, Columns.unverified(work.move_to))
-        for event in (*after, self._control.record()):
+        for event in (*after, self._tables.record()):
             lane.stream.wait(event)
         parts, at_once = self._parts, self.rows_at_once
         if not set(work.move_from).isdisjoint(work.move_to):
