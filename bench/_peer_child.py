@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from _bytes import came_back
 from _children import available_bytes, resident_bytes, write_record
 from _workloads import WORKLOADS, Answer, Ask, Shape, Tokens, warm_up
 
@@ -104,6 +105,12 @@ async def serve(spec: dict[str, Any], record: dict[str, Any], record_file: Path)
         gc.collect()
     record["resident_bytes"] = resident_bytes(os.getpid())
     record["available_drop_bytes"] = available - available_bytes()
+    if spec["prove"]:
+        stage("bytes")
+        try:
+            record["came_back"] = await came_back(shape, ask, engine.collective_rpc)
+        except Exception as error:  # noqa: BLE001 - what was measured before stands
+            record["not_proven"] = repr(error)
     if spec["measure_copy"]:
         with suppress(RuntimeError, AssertionError):  # not worth a row
             record["pinned_copy_gb_s"] = pinned_copy_gb_s()

@@ -20,6 +20,7 @@ CHAT_LATER = 0.9
 WITHIN = 1.02
 START_S = 2.0
 RESIDENT = 1.02
+CAME_BACK = 1.0
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:
@@ -47,6 +48,7 @@ def measures(row: Row) -> dict[str, float | None]:
         "start": row.get("start_s"),
         "resident": row.get("resident_bytes"),
         "available drop": row.get("available_drop_bytes"),
+        "came back": _came_back(row),
     }
     for turn, each in enumerate(chat, 1):
         found |= {f"chat turn {turn}": each["seconds"], f"chat cached {turn}": each["share_cached"]}
@@ -78,6 +80,12 @@ def measures(row: Row) -> dict[str, float | None]:
     return found
 
 
+def _came_back(row: Row) -> float | None:
+    """Of the blocks that the engine said were cached, the share that held what was computed."""
+    found = row.get("came_back") or {"cached": 0}
+    return found["right"] / found["cached"] if found["cached"] else None
+
+
 @dataclass(frozen=True)
 class Column:
     """All runs of one engine: the median of those that went well."""
@@ -91,6 +99,12 @@ class Column:
 
     def __getitem__(self, measure: str) -> float | None:
         return self.values.get(measure)
+
+    @property
+    def is_right(self) -> bool:
+        """Not if it is known to bring back other bytes than were computed: then its times say nothing."""
+        share = self["came back"]
+        return share is None or share >= CAME_BACK
 
 
 def columns(rows: Iterable[Row]) -> list[Column]:
@@ -131,6 +145,7 @@ LINES: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("documents first", seconds),
     ("documents repeat", seconds),
     ("documents cached", share),
+    ("came back", share),
     ("documents repeat ttft p50", milliseconds),
     ("documents repeat ttft p99", milliseconds),
     ("chat turn 1", seconds),
@@ -172,6 +187,11 @@ def table(every: list[Column]) -> list[str]:
                 f"{measure:<26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
             )
     lines += [f"{each.label}: {each.problem}" for each in every if each.problem is not None]
+    lines += [
+        f"{each.label}: brings back other bytes than were computed, so nothing is compared with it"
+        for each in every
+        if not each.is_right
+    ]
     return lines
 
 
@@ -191,7 +211,7 @@ class Verdict:
 def verdicts(ours: Column, every: list[Column], *, full: bool, host_bytes: int) -> list[Verdict]:
     """Each target with its bound beside it. Absolute ones mean something for the full shape only."""
     none = next((each for each in every if each.kind == "none"), None)
-    peers = [each for each in every if each.kind == "peer"]
+    peers = [each for each in every if each.kind == "peer" and each.is_right]
 
     def best(measure: str, pick: Callable[..., float] = min) -> tuple[float | None, str]:
         known = {each.label: value for each in peers if (value := each[measure]) is not None}
@@ -218,6 +238,9 @@ def verdicts(ours: Column, every: list[Column], *, full: bool, host_bytes: int) 
         )
         holds, bound = None if cached is None else cached >= SHARE_CACHED, f">= {SHARE_CACHED}"
         found.append(Verdict("documents, share cached", "-" if cached is None else share(cached), bound, holds))
+    back = ours["came back"]
+    holds, bound = None if back is None else ours.is_right, f">= {CAME_BACK}"
+    found.append(Verdict("blocks back as computed", "-" if back is None else share(back), bound, holds))
     peer, label = best("documents repeat")
     found.append(ratio("documents, slowest repeat", "documents repeat", peer, label, 1.0))
     found.append(of_none("chat, turn 1", "chat turn 1", CHAT_FIRST))

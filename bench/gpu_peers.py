@@ -6,7 +6,8 @@
     python bench/gpu_peers.py --forebay-extra '{"verify": "off"}'
 
 Every engine runs in a process of its own, with the same prompts: documents, chat, miss and fits of _workloads.py.
-One that fails or is late is a column that says so. `--json` is written after every engine, and no engine begins
+One that fails or is late is a column that says so, as is one that brings back other bytes than were computed, with
+which nobody is compared (_bytes.py). `--json` is written after every engine, and no engine begins
 that may not end within `--budget`. The engine started first is thrown away: what it fills (compiled kernels, the
 file cache) would be counted as the start of one engine only.
 
@@ -156,6 +157,7 @@ class Bench:
             "engine_args": args,
             "shape": as_dict(self.shape),
             "workloads": workloads,
+            "prove": bool(workloads) and engine.connector is not None,
             "measure_copy": self.cuda and row["kind"] == "none",
         }
         environment = ENVIRONMENT | ({} if self.cuda else ON_CPU)

@@ -31,6 +31,7 @@ def row(engine: str, kind: str, *, scale: float = 1.0, **more: Any) -> dict[str,
         "start_s": 12.0,
         "resident_bytes": 2 * GB if kind == "none" else 62 * GB,
         "available_drop_bytes": 2 * GB if kind == "none" else 62 * GB,
+        "came_back": None if kind == "none" else {"cached": 5_994, "right": 5_994},
         "workloads": {
             "documents": [phase(4.0), *[phase(4.0 * scale / 10, share), phase(3.0 * scale / 10, share)]],
             "chat": [phase(9.0), phase(10 * scale, share), phase(11 * scale, share)],
@@ -75,7 +76,7 @@ def test_the_slowest_repeat_and_the_least_share_count() -> None:
 def test_all_targets_can_be_reached() -> None:
     found = judged(row("ours", "forebay"), NONE, PEER)
     assert set(found.values()) == {True}
-    assert len(found) == 14
+    assert len(found) == 15
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,17 @@ def test_a_phase_that_is_too_slow_says_so(workload: str, index: int, change: dic
     ours = row("ours", "forebay")
     ours["workloads"][workload][index] |= change
     assert judged(ours, NONE, PEER)[lost] is False
+
+
+def test_nobody_is_compared_with_an_engine_that_brings_back_other_bytes() -> None:
+    fast = row("fast", "peer", scale=0.1, came_back={"cached": 5_952, "right": 3_000})
+    ours = row("forebay", "forebay")
+    assert judged(ours, NONE, PEER, fast)["documents, slowest repeat <= 1 x best peer, peer"] is True
+    assert "fast: brings back other bytes than were computed, so nothing is compared with it" in table(
+        columns([NONE, PEER, fast, ours])
+    )
+    right = fast | {"came_back": {"cached": 5_952, "right": 5_952}}
+    assert judged(ours, NONE, PEER, right)["documents, slowest repeat <= 1 x best peer, fast"] is False
 
 
 def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:

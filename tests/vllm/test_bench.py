@@ -27,6 +27,7 @@ def test_peers(tmp_path: Path) -> None:
     assert first["share_cached"] == 0
     assert all(each["share_cached"] > 0.95 for each in repeats)
     assert [len(row["workloads"][name]) for name in ("documents", "chat", "miss", "fits")] == [3, 3, 2, 2]
+    assert row["came_back"]["right"] == row["came_back"]["cached"] > 90, "of four documents of 24 blocks and a bit"
     assert row["start_s"] > 0
     assert row["resident_bytes"] > record["shape"]["host_bytes"]
 
