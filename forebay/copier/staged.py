@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
 from queue import Empty
+from threading import Event as Flag
 from threading import Lock
 from time import monotonic
 
@@ -60,8 +61,10 @@ class StagedCopier(ThreadedCopier):
         few_wait_s: float = FEW_WAIT_S,
         load_staging_bytes: int = LOAD_STAGING_BYTES,
         store_staging_bytes: int = STORE_STAGING_BYTES,
+        waits: bool = False,
     ) -> None:
-        """`few_wait_s`: how long stores of a few blocks may wait for others."""
+        """`few_wait_s`: how long stores of a few blocks may wait for others. `waits`: kernels are not compiled
+        before go_on() is called, or an order is submitted."""
         super().__init__(rank, faults)
         self._few_wait_s = few_wait_s
         ensure(pages.bytes_per_slot == gpu.bytes_per_block, "slots and blocks are of different sizes")
@@ -75,6 +78,9 @@ class StagedCopier(ThreadedCopier):
         self._tickets = deque(range(_TICKETS))
         self._giving = Lock()  # held by whoever gives the device something, for as long as that takes
         self._begun = _begun()
+        self._go = Flag()
+        if not waits:
+            self._go.set()
         self._entered = False  # whether the thread has done what takes long, once
         self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
@@ -90,6 +96,16 @@ class StagedCopier(ThreadedCopier):
                 if staging_bytes <= _LEAST_STAGING_BYTES:
                     raise
                 staging_bytes //= 2
+
+    def go_on(self) -> None:
+        """The engine has started: what would have kept it from that may begin. May be called twice."""
+        self._go.set()
+        self._pages.go_on()
+
+    def close(self) -> None:
+        self._closed = True
+        self._go.set()
+        super().close()
 
     @property
     def slots(self) -> int:
@@ -113,6 +129,8 @@ class StagedCopier(ThreadedCopier):
         return self._gpu.mark()
 
     def _begin_here(self, job: Job) -> bool:
+        if not self._go.is_set():
+            self.go_on()
         if not self._may_give(job) or not self._giving.acquire(blocking=False):
             return False
         try:
@@ -218,6 +236,9 @@ class StagedCopier(ThreadedCopier):
     # --- the copying thread -------------------------------------------------------------------------------
 
     def _serve(self, jobs: Jobs) -> None:
+        self._go.wait()
+        if self._closed and not self._submitted:
+            return  # so nobody needs what takes long
         self._gpu.enter()
         self._entered = True
         begun = self._begun

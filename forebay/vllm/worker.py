@@ -87,6 +87,7 @@ class SimpleCPUOffloadWorker:
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
         self._copier: Copier = NothingToCopy(self._rank)
+        self._waiting: StagedCopier | None = None  # for the engine to have started
         self._metadata: SimpleCPUOffloadMetadata | None = None
         self._loads: dict[TransferId, _OpenLoad] = {}
         self._finished: set[str] = set()
@@ -130,7 +131,9 @@ class SimpleCPUOffloadWorker:
                 faults=self._faults,
                 verify=self._verify,
                 few_wait_s=_LAZY_WAIT_S if self._lazy else FEW_WAIT_S,
+                waits=True,
             )
+            self._waiting = copier
             self._grows = True
             # Its copies wait for the engine's stream by themselves. A recurrent state may be written by a step
             # after the one that gave its block a hash, so there everything waits for the end of the step.
@@ -148,6 +151,8 @@ class SimpleCPUOffloadWorker:
         )
 
     def handshake(self) -> RankSlots | None:
+        """vLLM asks for this when it has warmed up and captured its graphs, on every release."""
+        self._go_on()
         if self.kv_cache_config is None or not self._has_caches:
             return None
         self._ready_told = self._copier.ready
@@ -158,6 +163,11 @@ class SimpleCPUOffloadWorker:
             rank=self._rank,
             bytes_per_slot=self._bytes_per_slot,
         )
+
+    def _go_on(self) -> None:
+        if self._waiting is not None:
+            self._waiting.go_on()
+            self._waiting = None
 
     @property
     def _has_caches(self) -> bool:
@@ -171,6 +181,7 @@ class SimpleCPUOffloadWorker:
                 f"forebay: expected a scheduler that counts on at most {self.num_cpu_blocks} slots, as rank "
                 f"{self._rank} has, got {metadata.slots}"
             )
+        self._go_on()  # if nobody has asked for a handshake
         self._submit_what_is_left()
         self._metadata = metadata
         if self._submits_early:

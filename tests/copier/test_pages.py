@@ -298,6 +298,27 @@ def test_the_next_pieces_are_touched_while_one_is_registered_but_not_all(monkeyp
         assert (len(touched), host.ready) == (20, 20)
 
 
+def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    touched = spy_on_touch(monkeypatch)
+    driver = Driver()
+    with closing(driver.make(20, MIB, piece_bytes=MIB, waits=True)) as host:
+        until(lambda: host.ready == 1)
+        time.sleep(0.1)
+        assert (host.ready, host.growing, len(driver.registered), len(touched)) == (1, True, 1, 1)
+        for _ in range(2):
+            host.go_on()
+        assert host.wait(60)
+        assert (host.ready, len(driver.registered)) == (20, 20)
+
+
+def test_what_waits_can_be_closed() -> None:
+    driver = Driver()
+    with closing(driver.make(20, MIB, piece_bytes=MIB, waits=True)) as host:
+        until(lambda: host.ready == 1)
+    assert host.wait(0), "its thread has ended"
+    assert len(driver.registered) == len(driver.unregistered) == 1
+
+
 def test_the_first_slots_do_not_wait_for_a_large_piece() -> None:
     driver = Driver()
     with grown(100, MIB, driver=driver):

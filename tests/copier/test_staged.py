@@ -31,9 +31,18 @@ SLOTS = 16
 class Rig:
     """A copier over a fake device. `gpu.hold` stops the device."""
 
-    def __init__(self, *, num_blocks: int = 12, slots: int = SLOTS, **settings: object) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 12,
+        slots: int = SLOTS,
+        entered: list[bool] | None = None,
+        **settings: object,
+    ) -> None:
         self.regions = make_regions(num_blocks)
         self.gpu = FakeGpu(self.regions, Random(7))
+        if entered is not None:
+            self.gpu.enter = lambda: entered.append(True)  # type: ignore[method-assign]
         self.pages = HostPages(
             slots,
             self.gpu.bytes_per_block,
@@ -532,3 +541,34 @@ def test_close_when_the_device_is_gone(make: Callable[..., Rig], caplog: pytest.
         patch.setattr(module.Stager, "synchronize", gone)
         rig.copier.close()
     assert "the device does not answer: RuntimeError('driver shutting down')" in caplog.text
+
+
+def test_nothing_that_takes_long_is_done_before_the_engine_has_started(make: Callable[..., Rig]) -> None:
+    entered: list[bool] = []
+    rig = make(waits=True, entered=entered)
+    time.sleep(0.05)
+    assert rig.copier.poll() == []
+    assert not entered
+    rig.copier.go_on()
+    assert wait_for(lambda: entered)
+    assert rig.run(store(1, {3: 0})) == {1: DONE}
+
+
+def test_an_order_does_not_wait_for_that(make: Callable[..., Rig]) -> None:
+    rig = make(waits=True)
+    assert rig.run(store(1, {3: 0})) == {1: DONE}
+
+
+def test_nobody_begins_what_takes_long_only_to_end(make: Callable[..., Rig]) -> None:
+    entered: list[bool] = []
+    rig = make(waits=True, entered=entered)
+    rig.copier.close()
+    assert not entered
+    assert not rig.copier._thread.is_alive()
+
+
+def wait_for(condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return bool(condition())

@@ -218,6 +218,36 @@ def test_a_rank_that_was_not_asked_at_the_start_says_nothing_of_slots(rank: Rank
     assert rank.ready_said == []
 
 
+@pytest.mark.parametrize("by", ["a handshake", "the first step"])
+def test_on_a_gpu_copiers_wait_until_the_engine_has_started(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Pinning memory slows down the capture of graphs, and vLLM captures after it has registered its caches."""
+    from types import SimpleNamespace
+
+    from forebay.vllm import SimpleCPUOffloadMetadata, worker
+
+    calls: list[object] = []
+
+    class Waiting(Spoiled):
+        bytes_per_block = 1024
+
+        def go_on(self) -> None:
+            calls.append("go on")
+
+    def build(*_: object, waits: bool, **__: object) -> Waiting:
+        calls.append(waits)
+        return Waiting()
+
+    monkeypatch.setattr(worker, "cuda_copier", build)
+    monkeypatch.setattr(worker, "block_regions", lambda *_: [])
+    made = Rank(caches={"layer0": [SimpleNamespace(device=SimpleNamespace(type="cuda"))]}).worker
+    made.get_finished(set())
+    made.build_connector_worker_meta()
+    assert calls == [True]
+    for _ in range(2):
+        made.handshake() if by == "a handshake" else made.bind_connector_metadata(SimpleCPUOffloadMetadata())
+    assert calls == [True, "go on"]
+
+
 def test_before_030_failures_are_told_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.vllm import compat
 

@@ -25,8 +25,10 @@ def cuda_copier(
     few_wait_s: float = FEW_WAIT_S,
     load_staging_bytes: int = LOAD_STAGING_BYTES,
     store_staging_bytes: int = STORE_STAGING_BYTES,
+    waits: bool = False,
 ) -> StagedCopier:
-    """A copier for regions as `block_regions()` returns them, on a CUDA device, with slots of its own."""
+    """A copier for regions as `block_regions()` returns them, on a CUDA device, with slots of its own. `waits`: it
+    keeps still, with few slots, until go_on() is called."""
     from forebay.copier.cuda.gpu import CudaGpu
 
     gpu = CudaGpu(regions, slots)
@@ -37,6 +39,7 @@ def cuda_copier(
         register=driver.register,
         unregister=driver.unregister,
         numa_node=gpu_numa_node(driver.pci_bus_id()),
+        waits=waits,
     )
     gpu.is_host_pinned = lambda: pages.pinned
     return StagedCopier(
@@ -48,4 +51,5 @@ def cuda_copier(
         few_wait_s=few_wait_s,
         load_staging_bytes=load_staging_bytes,
         store_staging_bytes=store_staging_bytes,
+        waits=waits,
     )
