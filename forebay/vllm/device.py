@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import cast
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -12,6 +13,8 @@ from forebay.ids import BlockId, Key, group_suffix
 from forebay.pool import HostPool
 
 _GROUP_BYTES = 4
+_MOST_KNOWN = 4
+"""Keys are kept of so many times the blocks that were asked for last."""
 
 
 class BlockPoolDevice:
@@ -33,6 +36,7 @@ class BlockPoolDevice:
         self._place: dict[BlockId, int] = {}  # in the eviction order, of blocks that were seen near its head
         self._last_place = 0
         self._waiting: set[BlockId] = set()  # pinned out of the eviction order, and nobody used them since
+        self._known: dict[bytes | None, Key | None] = {}  # by vLLM's name, of blocks that were seen near the head
 
     @property
     def num_free(self) -> int:
@@ -61,7 +65,7 @@ class BlockPoolDevice:
             self._put_back(returning)
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
-        return [self._key(each) for each in self._get(blocks)]
+        return [self._key(each.block_hash) for each in self._get(blocks)]
 
     def find_run(self, keys: Sequence[Key], start: int, stop: int) -> list[BlockId]:
         find, run = self._pool.cached_block_hash_to_block.get_one_block, []
@@ -73,10 +77,20 @@ class BlockPoolDevice:
         return run
 
     def next_evictions(self, count: int) -> tuple[list[BlockId], list[Key | None]]:
+        # In every step, and mostly the same blocks: so their keys are kept, and nothing is called for each.
         head: list[KVCacheBlock] = list(islice(self._pool.free_block_queue.iter_blocks_after(None), count))
-        blocks = [BlockId(each.block_id) for each in head]
-        self._number(BlockId(each.block_id) for each in head if each.block_hash is not None)
-        return blocks, [self._key(each) for each in head]
+        blocks = cast("list[BlockId]", [each.block_id for each in head])
+        names: list[bytes | None] = [each.block_hash for each in head]
+        self._number(blocks, names)
+        if len(self._known) > _MOST_KNOWN * count:
+            self._known = {}
+        known = self._known
+        keys = list(map(known.get, names))
+        if None in keys:
+            for i, (key, name) in enumerate(zip(keys, names, strict=True)):
+                if key is None and name is not None and name not in known:
+                    keys[i] = known[name] = self._key(name)
+        return blocks, keys
 
     def used(self, blocks: Iterable[BlockId]) -> None:
         """A request was given these blocks: they have lost their place in the eviction order."""
@@ -88,18 +102,17 @@ class BlockPoolDevice:
     def _get(self, blocks: Iterable[BlockId]) -> list[KVCacheBlock]:
         return list(map(self._pool.blocks.__getitem__, blocks))
 
-    def _key(self, block: KVCacheBlock) -> Key | None:
-        named = block.block_hash
-        if named is None:
+    def _key(self, name: bytes | None) -> Key | None:
+        if name is None:
             return None
-        suffix = self._ours.get(named[self._hash :])
-        return None if suffix is None else Key(named[: self._hash] + suffix)
+        suffix = self._ours.get(name[self._hash :])
+        return None if suffix is None else Key(name[: self._hash] + suffix)
 
-    def _number(self, blocks: Iterable[BlockId]) -> None:
+    def _number(self, blocks: Iterable[BlockId], names: Iterable[bytes | None]) -> None:
         """Note the order of the blocks at the head. Whatever comes later into the order gets a higher number."""
         place = self._place
-        for block in blocks:
-            if block not in place:
+        for block, name in zip(blocks, names, strict=True):
+            if block not in place and name is not None:
                 self._last_place += 1
                 place[block] = self._last_place
 

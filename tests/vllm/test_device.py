@@ -62,6 +62,7 @@ def test_blocks_that_were_stored_lazily_go_back_to_their_places(seed: int) -> No
             case "pin":
                 blocks, keys = device.next_evictions(rng.randint(1, 12))
                 assert blocks == order.seen[: len(blocks)]
+                assert keys == device.keys_of(blocks)
                 chosen = [block for block, key in zip(blocks, keys, strict=True) if key and rng.random() < 0.6]
                 if chosen:
                     device.pin(chosen)
