@@ -5,10 +5,12 @@
                                               ▲
                                               ready
 
-To touch and to pin what a server has takes many seconds. No engine waits for that: slots come while it runs. Nor
-does it begin while an engine captures its graphs, if asked to wait: whoever pins memory keeps others out of the
-driver, and on an H200 a graph took 0.7 s instead of 0.1. One thread maps, registers and publishes piece after piece, and nobody else changes anything here until close(). Others
-touch the pieces ahead of it.
+To touch and to pin what a server has takes many seconds. No engine waits for that: slots come while it runs. Whoever
+pins memory keeps others out of the driver, and beside it a graph of vLLM's took 0.7 s to capture instead of 0.1. So
+if asked to, this waits with all but the first piece until the engine has started.
+
+One thread maps, registers and publishes piece after piece, and nobody else changes anything here until close().
+Others touch the pieces ahead of it.
 """
 
 from __future__ import annotations

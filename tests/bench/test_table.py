@@ -124,6 +124,17 @@ def test_nobody_is_compared_with_an_engine_that_brings_back_other_bytes() -> Non
     assert judged(ours, NONE, PEER, right)["documents, slowest repeat <= 1 x best peer, fast"] is False
 
 
+def test_time_per_token_does_not_jump_with_one_request() -> None:
+    """Half of the requests of a slice decode slowly, give or take one, whoever serves them."""
+    none, ours = row("none", "none", scale=10), row("ours", "forebay")
+    for of in ours["workloads"]["miss"]:
+        of["token_s"] = [0.0104] * 30 + [0.0089] * 29
+    for of in none["workloads"]["miss"]:
+        of["token_s"] = [0.0104] * 29 + [0.0089] * 30
+    assert measures(ours)["miss per token"] == pytest.approx(0.00966, abs=1e-5)
+    assert judged(ours, none, PEER)["miss, time per token <= 1.02 x no offload"] is True
+
+
 def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:
     found = judged(row("ours", "forebay"))
     assert found["chat, turn 1 <= 1.02 x no offload"] is None
