@@ -155,6 +155,7 @@ RULES = (
         instead=f"{_SMALL_BENCH} --rival no-ghost",
     ),
     Rule(r"python bench/first_copy\.py", How.HERE, instead="python bench/first_copy.py --repeats 2"),
+    Rule(r"python bench/growing\.py", How.HERE, instead="python bench/growing.py --gigabytes 0.3"),
     Rule(r"vllm serve MODEL .*--kv-transfer-config .*", How.SERVED),
     Rule(r"curl .*localhost:8000.*", How.SERVED),
     Rule(r"python bench/scheduler_cost\.py --rival vllm", How.SERVED, instead=f"{_SMALL_BENCH} --rival vllm"),

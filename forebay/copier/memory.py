@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_BYTES = 2 << 20
 MACHINE = "the machine"
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python's mmap does not name it
 _MPOL_PREFERRED = 1
 _MBIND = {"x86_64": 237, "aarch64": 235}  # libc has no function for it
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -28,6 +27,8 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+_libc.memset.restype = ctypes.c_void_p
 _libc.syscall.restype = ctypes.c_long
 
 
@@ -57,12 +58,13 @@ def unmap(address: int, length: int) -> None:
 
 
 def touch(address: int, length: int) -> None:
-    """Give new memory its pages. Raises OSError if there are none."""
-    error = _advise(address, length, _MADV_POPULATE_WRITE)
-    if error == errno.EINVAL:  # an old kernel
-        view(address, length)[::PAGE_BYTES] = 0
-    elif error:
-        raise OSError(error, f"madvise: {os.strerror(error)}")
+    """Give new memory its pages, of which there must be enough: see memory_limits().
+
+    By writing, although there is a call that asks the kernel for them (MADV_POPULATE_WRITE). That one lets nobody
+    in the process map memory before it ends, which takes a tenth of a second where a hypervisor has to find the
+    pages first; and an engine maps memory all the time.
+    """
+    _libc.memset(address, 0, length)
 
 
 def bind(address: int, length: int, numa_node: int) -> None:
@@ -85,9 +87,9 @@ def view(address: int, length: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint8 * length).from_address(address), np.uint8)
 
 
-def _advise(address: int, length: int, advice: int) -> int:
-    """The error number, or 0. Most advice is a wish: a kernel that does not know it does without."""
-    return ctypes.get_errno() if _libc.madvise(address, length, advice) else 0
+def _advise(address: int, length: int, advice: int) -> None:
+    """A wish: a kernel that does not know it does without."""
+    _libc.madvise(address, length, advice)
 
 
 def _os_error(call: str) -> OSError:

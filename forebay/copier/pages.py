@@ -42,7 +42,7 @@ _FIRST_BYTES = 32 * _MIB
 """The first piece is small, so that the first slots are there at once."""
 
 _STEP_BYTES = 32 * _MIB
-"""Touched in one call. A call that takes long would hold up whoever wants to map memory meanwhile."""
+"""Touched in one call: what close() waits for."""
 
 _AHEAD = 3
 """Pieces that are being touched while one is registered."""
@@ -254,11 +254,8 @@ class HostPages:
 
     def _finish(self, piece: _Piece) -> None:
         """Wait for its pages, and make the device know them."""
-        try:
-            for each in piece.touched:
-                each.result()
-        except OSError as error:
-            raise _NoMoreError(f"there were no more pages ({error})") from error
+        for each in piece.touched:
+            each.result()
         is_first = piece.first_slot == 0
         if self._stop.is_set() or self._register is None or not (is_first or self.pinned):
             return
