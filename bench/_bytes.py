@@ -2,7 +2,8 @@
 
 An engine that brings back half of the bytes is fast, and with vLLM's dummy weights it gives the same tokens. So
 documents are asked one by one, and what each of them leaves in the device's blocks is remembered as hashes. When
-they have pushed each other out they are asked again: of what the engine says was cached, how much is there?
+they have pushed each other out they are asked again, which says how much of each is cached, and once more with
+another end behind that: what is on the device of the document then came back, and was not computed again.
 """
 
 from __future__ import annotations
@@ -63,9 +64,14 @@ async def came_back(shape: Shape, ask: Ask, call: Callable[..., Awaitable[list[A
         await ask(document, 1)
         await call("remember_document")
     await asyncio.sleep(0.5)  # stores may still be on their way
+    heads = [
+        (await ask(document, 1)).cached_tokens // shape.block_tokens * shape.block_tokens for document in documents
+    ]
+    await asyncio.sleep(0.5)
     cached = right = 0
-    for nth, document in enumerate(documents):
-        said = (await ask(document, 1)).cached_tokens // shape.block_tokens
+    for nth, (document, head) in enumerate(zip(documents, heads, strict=True)):
+        end = prompt(shape, len(document) - head, "bytes", nth, "end")
+        said = min(head, (await ask(document[:head] + end, 1)).cached_tokens) // shape.block_tokens
         (found,) = await call("count_document", args=(nth,))
         cached += said
         right += min(said, found)

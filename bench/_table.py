@@ -85,9 +85,15 @@ def measures(row: Row) -> dict[str, float | None]:
 
 
 def _came_back(row: Row) -> float | None:
-    """Of the blocks that the engine said were cached, the share that held what was computed."""
-    found = row.get("came_back") or {"cached": 0}
-    return found["right"] / found["cached"] if found["cached"] else None
+    """Of the blocks that the engine said were cached, the share that held what was computed. A peer that cached
+    nothing is not wrong."""
+    found = row.get("came_back")
+    if found is None:
+        return None
+    if not found["cached"]:
+        return 0.0 if row["kind"] == "forebay" else None
+    share: float = found["right"] / found["cached"]
+    return share
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,8 @@ class Column:
     runs: int
     problem: str | None
     values: Mapping[str, float | None]
+    not_proven: str | None = None
+    """Why it is not known whether it brings back the right bytes."""
 
     def __getitem__(self, measure: str) -> float | None:
         return self.values.get(measure)
@@ -123,9 +131,13 @@ def columns(rows: Iterable[Row]) -> list[Column]:
         values: dict[str, float | None] = {}
         for measure in dict.fromkeys(key for each in measured for key in each):
             known = [value for each in measured if (value := each.get(measure)) is not None]
-            values[measure] = statistics.median(known) if known else None
-        problem = next((row["problem"] for row in mine if row["problem"] is not None), None)
-        result.append(Column(name, mine[0]["label"], mine[0]["kind"], len(good), problem, values))
+            # Bytes that were wrong once are wrong.
+            of_runs = min if measure == "came back" else statistics.median
+            values[measure] = of_runs(known) if known else None
+        problem, not_proven = (
+            next((row[key] for row in mine if row.get(key) is not None), None) for key in ("problem", "not_proven")
+        )
+        result.append(Column(name, mine[0]["label"], mine[0]["kind"], len(good), problem, values, not_proven))
     return result
 
 
@@ -191,6 +203,11 @@ def table(every: list[Column]) -> list[str]:
                 f"{measure:<26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
             )
     lines += [f"{each.label}: {each.problem}" for each in every if each.problem is not None]
+    lines += [
+        f"{each.label}: not known whether its bytes are right: {each.not_proven}"
+        for each in every
+        if each.not_proven is not None
+    ]
     lines += [
         f"{each.label}: brings back other bytes than were computed, so nothing is compared with it"
         for each in every

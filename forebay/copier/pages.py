@@ -214,7 +214,8 @@ class HostPages:
             self._finish(ahead[0])
             if not self._stop.is_set():
                 self._publish(ahead.popleft())
-                self._go.wait()
+                if self.ready < self.slots:
+                    self._go.wait()
         if reason:
             raise reason
 

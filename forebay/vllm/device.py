@@ -13,8 +13,6 @@ from forebay.ids import BlockId, Key, group_suffix
 from forebay.pool import HostPool
 
 _GROUP_BYTES = 4
-_MOST_KNOWN = 4
-"""Keys are kept of so many times the blocks that were asked for last."""
 
 
 class BlockPoolDevice:
@@ -82,15 +80,11 @@ class BlockPoolDevice:
         blocks = cast("list[BlockId]", [each.block_id for each in head])
         names: list[bytes | None] = [each.block_hash for each in head]
         self._number(blocks, names)
-        if len(self._known) > _MOST_KNOWN * count:
+        if len(self._known) > 2 * self.num_blocks:
             self._known = {}
         known = self._known
-        keys = list(map(known.get, names))
-        if None in keys:
-            for i, (key, name) in enumerate(zip(keys, names, strict=True)):
-                if key is None and name is not None and name not in known:
-                    keys[i] = known[name] = self._key(name)
-        return blocks, keys
+        known.update((name, self._key(name)) for name in set(names).difference(known))
+        return blocks, list(map(known.__getitem__, names))
 
     def used(self, blocks: Iterable[BlockId]) -> None:
         """A request was given these blocks: they have lost their place in the eviction order."""

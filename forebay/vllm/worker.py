@@ -151,7 +151,7 @@ class SimpleCPUOffloadWorker:
         )
 
     def handshake(self) -> RankSlots | None:
-        """vLLM asks for this when it has warmed up and captured its graphs, on every release."""
+        """vLLM asks for this at its start, when it has warmed up and captured its graphs."""
         self._go_on()
         if self.kv_cache_config is None or not self._has_caches:
             return None

@@ -53,16 +53,37 @@ def test_blocks_may_be_in_other_places() -> None:
     assert worker.count_document(0) == COUNT
 
 
-def test_only_what_was_said_to_be_cached_counts() -> None:
+def test_a_document_is_what_was_new_and_order_of_layers_counts() -> None:
+    first, second = torch.zeros(COUNT, 4), torch.zeros(COUNT, 4)
+    worker = Worker(first, second)
+    worker.begin_documents()
+    first[:2], second[:2] = layer(2, 4), 1
+    assert worker.remember_document() == 2
+    first[2:5] = layer(3, 4)
+    assert worker.remember_document() == 3
+    assert [worker.count_document(nth) for nth in range(2)] == [2, 3]
+    first[0], second[0] = second[0].clone(), first[0].clone()
+    assert [worker.count_document(nth) for nth in range(2)] == [1, 3]
+
+
+def test_what_is_computed_again_does_not_count() -> None:
+    """Of each document 24 blocks are cached. The last time it is asked with another end behind them."""
     asked: list[Tokens] = []
-    there = {0: 30, 1: 25, 2: 7, 3: 0}
+    there = {0: 24, 1: 23, 2: 7, 3: 0}
+    head = 24 * TINY.block_tokens
 
     async def ask(tokens: Tokens, answer_tokens: int) -> Answer:
-        again = tokens in asked
+        again = tokens[:head] in [each[:head] for each in asked]
         asked.append(tokens)
-        return Answer(len(tokens), 24 * TINY.block_tokens if again else 0, [1], 0.1, 0.1)
+        return Answer(len(tokens), head if again else 0, [1], 0.1, 0.1)
 
     async def call(method: str, args: tuple[int, ...] = ()) -> list[Any]:
         return [there[args[0]] if method == "count_document" else None]
 
-    assert asyncio.run(came_back(TINY, ask, call)) == {"cached": 4 * 24, "right": 24 + 24 + 7 + 0}
+    assert asyncio.run(came_back(TINY, ask, call)) == {"cached": 4 * 24, "right": 24 + 23 + 7 + 0}
+    first, again, last = asked[:4], asked[4:8], asked[8:]
+    assert first == again
+    for document, other in zip(first, last, strict=True):
+        assert len(document) == len(other)
+        assert document[:head] == other[:head]
+        assert not set(zip(document[head:], other[head:], strict=True)) & {(each, each) for each in document}

@@ -120,6 +120,8 @@ def test_nobody_is_compared_with_an_engine_that_brings_back_other_bytes() -> Non
     assert "fast: brings back other bytes than were computed, so nothing is compared with it" in table(
         columns([NONE, PEER, fast, ours])
     )
+    once = columns([NONE, PEER, *[fast | {"came_back": {"cached": 9, "right": 9}}] * 2, fast, ours])
+    assert not next(each for each in once if each.name == "fast").is_right, "wrong once of three times"
     right = fast | {"came_back": {"cached": 5_952, "right": 5_952}}
     assert judged(ours, NONE, PEER, right)["documents, slowest repeat <= 1 x best peer, fast"] is False
 
@@ -133,6 +135,17 @@ def test_time_per_token_does_not_jump_with_one_request() -> None:
         of["token_s"] = [0.0104] * 29 + [0.0089] * 30
     assert measures(ours)["miss per token"] == pytest.approx(0.00966, abs=1e-5)
     assert judged(ours, none, PEER)["miss, time per token <= 1.02 x no offload"] is True
+
+
+def test_if_nothing_came_back_that_is_a_failure_of_ours_only() -> None:
+    nothing = {"cached": 0, "right": 0}
+    assert measures(row("peer", "peer", came_back=nothing))["came back"] is None
+    assert judged(row("ours", "forebay", came_back=nothing), NONE, PEER)["blocks back as computed >= 1.0"] is False
+
+
+def test_why_bytes_are_not_proven_is_said() -> None:
+    lines = table(columns([NONE, row("odd", "peer", came_back=None, not_proven="ValueError('no blocks')")]))
+    assert "odd: not known whether its bytes are right: ValueError('no blocks')" in lines
 
 
 def test_what_was_not_measured_is_neither_reached_nor_missed() -> None:

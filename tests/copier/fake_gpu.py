@@ -89,6 +89,11 @@ class FakeGpu:
         self.refused: set[int] = set()
         """Calls that fail, by number."""
 
+    @property
+    def copying(self) -> list[FakeStream]:
+        """All streams but the engine's."""
+        return self._streams[1:]
+
     def run(self, count: int) -> int:
         """Carry out so much of what can be; returns how much there was."""
         with self.lock:

@@ -327,6 +327,12 @@ def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) 
         assert (host.ready, len(driver.registered)) == (20, 20)
 
 
+def test_if_one_piece_is_all_there_is_nothing_to_wait_for() -> None:
+    with closing(HostPages(4, PAGE_BYTES, waits=True)) as host:
+        assert host.wait(60)
+        assert (host.ready, host.growing) == (4, False)
+
+
 def test_what_waits_can_be_closed() -> None:
     driver = Driver()
     with closing(driver.make(20, MIB, piece_bytes=MIB, waits=True)) as host:

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -557,6 +559,38 @@ def test_nothing_that_takes_long_is_done_before_the_engine_has_started(make: Cal
 def test_an_order_does_not_wait_for_that(make: Callable[..., Rig]) -> None:
     rig = make(waits=True)
     assert rig.run(store(1, {3: 0})) == {1: DONE}
+
+
+def test_what_was_submitted_is_carried_out_by_who_waits_and_is_closed(make: Callable[..., Rig]) -> None:
+    rig = make(waits=True)
+    rig.copier.submit(store(1, {3: 0}))
+    rig.copier.close()
+    assert [report.outcome for report in rig.copier.poll()] == [DONE]
+
+
+def test_memory_grows_when_the_engine_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.copier.cuda import cuda_copier, gpu
+
+    registered: list[int] = []
+    regions = make_regions(12)
+    device: Any = FakeGpu(regions, Random(7))
+    device.driver = SimpleNamespace(
+        register=lambda address, length: registered.append(length),
+        unregister=lambda address: None,
+        pci_bus_id=lambda: "0000:00:00.0",
+    )
+    monkeypatch.setattr(gpu, "CudaGpu", lambda regions, slots: device)
+    slots = (34 << 20) // device.bytes_per_block
+    copier = cuda_copier(regions, slots, waits=True, load_staging_bytes=300, store_staging_bytes=88)
+    try:
+        assert wait_for(lambda: copier.ready)
+        assert not copier.pages.wait(0.5)
+        assert (len(registered), copier.ready < slots) == (1, True)
+        copier.go_on()
+        assert copier.pages.wait(60)
+        assert (len(registered), copier.ready) == (2, slots)
+    finally:
+        copier.close()
 
 
 def test_nobody_begins_what_takes_long_only_to_end(make: Callable[..., Rig]) -> None:

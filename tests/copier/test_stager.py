@@ -188,16 +188,23 @@ def test_nothing_is_told_before_the_last_byte_is_there() -> None:
         assert [bench.slot(block) for block in range(BLOCKS)] == [bench.block(block) for block in range(BLOCKS)]
 
 
-@given(seed=st.integers(0, 2**32), refused=st.integers(1, 20))
-def test_what_was_given_before_a_refusal_has_ended_when_the_flight_has(seed: int, refused: int) -> None:
+@given(seed=st.integers(0, 2**32), refused=st.integers(1, 20), direction=st.sampled_from(Direction))
+def test_what_was_given_before_a_refusal_has_ended_when_the_flight_has(
+    seed: int, refused: int, direction: Direction
+) -> None:
     bench = Bench(seed, staging_bytes=200)
     bench.gpu.refused = {refused}
-    flight = bench.issue(store(1, {block: block for block in range(BLOCKS)}), bench.gpu.mark())
+    if direction is Direction.STORE:
+        order = store(1, {block: block for block in range(BLOCKS)})
+    else:
+        order = load(1, {block: block for block in range(4)}, {block: block + 4 for block in range(4)})
+    flight = bench.issue(order, bench.gpu.mark())
     assert flight.done is not None
     flight.done.synchronize()
     after = bench.slots.memory.copy()
+    assert not any(stream.todo for stream in bench.gpu.copying), "something was still on its way"
     bench.gpu.run(1000)
-    assert (bench.slots.memory == after).all(), "something was still on its way"
+    assert (bench.slots.memory == after).all()
     if bench.gpu.calls >= refused:
         assert flight.error is not None
         assert "out of luck" in flight.error

@@ -113,3 +113,32 @@ def test_keys_leave_out_the_number_of_the_first_group_and_know_the_others() -> N
     assert device.find_run([make_key(first, 1), make_key(last, 1)], 0, 2) == ids[4:]
     assert device.find_run([make_key(first, 1), make_key(b"\0" * 32, 1), make_key(last, 1)], 0, 3) == ids[4:5]
     assert device.keys_of([device.null_block]) == [None]
+    pool.free_blocks(blocks)
+    for _ in range(2):
+        queued, keys = device.next_evictions(16)
+        assert keys == device.keys_of(queued)
+        assert keys[-6:] == expected
+
+
+def test_two_blocks_of_one_content_have_its_key() -> None:
+    pool, device = _device(16)
+    for name in "ab":
+        blocks = pool.get_new_blocks(2)
+        pool.cache_full_blocks(HandRequest(name, list(range(2 * BLOCK))), blocks, 0, 2, BLOCK, 0)
+        pool.free_blocks(blocks)
+    for _ in range(2):
+        queued, keys = device.next_evictions(16)
+        assert keys == device.keys_of(queued)
+        assert [keys.count(key) for key in keys if key is not None] == [2, 2, 2, 2]
+
+
+def test_keys_of_blocks_that_are_gone_are_not_kept_for_good() -> None:
+    pool, device = _device(16)
+    for number in range(100):
+        blocks = pool.get_new_blocks(2)
+        tokens = list(range(number * 1000, number * 1000 + 2 * BLOCK))
+        pool.cache_full_blocks(HandRequest(f"{number}", tokens), blocks, 0, 2, BLOCK, 0)
+        pool.free_blocks(blocks)
+        queued, keys = device.next_evictions(16)
+        assert keys == device.keys_of(queued)
+    assert len(device._known) <= 3 * 16

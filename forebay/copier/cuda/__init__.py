@@ -28,7 +28,7 @@ def cuda_copier(
     waits: bool = False,
 ) -> StagedCopier:
     """A copier for regions as `block_regions()` returns them, on a CUDA device, with slots of its own. `waits`: it
-    keeps still, with few slots, until go_on() is called."""
+    keeps still, with few slots, until go_on() is called or an order is submitted."""
     from forebay.copier.cuda.gpu import CudaGpu
 
     gpu = CudaGpu(regions, slots)
