@@ -137,14 +137,14 @@ def with_settings(extra: Settings) -> list[Engine]:
 
 
 def engine_args(
-    engine: Engine, shape: Shape, model: Path, *, cuda: bool, cuda_graphs: bool, batched_tokens: int
+    engine: Engine, shape: Shape, model: Path, *, cuda: bool, cuda_graphs: str | None, batched_tokens: int
 ) -> Settings:
     args: Settings = {
         "model": str(model),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "dtype": "bfloat16" if cuda else "float32",
-        "enforce_eager": not cuda_graphs,
+        "enforce_eager": cuda_graphs is None,
         "enable_prefix_caching": True,
         "block_size": shape.block_tokens,
         "num_gpu_blocks_override": shape.device_blocks,
@@ -155,20 +155,24 @@ def engine_args(
     }
     if cuda:
         args["gpu_memory_utilization"] = 0.6  # the device cache is cut anyway: leave room for a predecessor
-    if cuda_graphs:
-        args["compilation_config"] = decode_graphs(shape.at_once)
+    if cuda_graphs is not None:
+        args["compilation_config"] = graphs(cuda_graphs, shape.at_once)
     if engine.connector is not None:
         args["kv_transfer_config"] = engine.connector(shape.host_bytes)
     return args
 
 
-def decode_graphs(at_once: int) -> Settings:
-    """CUDA graphs for decoding so many requests at a time, without compiling, which takes a minute."""
-    return {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [1, 2, 4, *range(8, at_once + 1, 8)],
-    }
+GRAPHS = ("decode", "full")
+
+
+def graphs(kind: str, at_once: int) -> Settings:
+    """CUDA graphs for decoding so many requests at a time; if full, also for other steps of up to 512 tokens, as
+    vLLM has them by default. Without compiling, which takes a minute."""
+    sizes = [1, 2, 4, *range(8, at_once + 1, 8)]
+    if kind == "full":
+        sizes += [size for size in (16, 32, 64, 128, 256, 512) if size > sizes[-1]]
+    mode = {"decode": "FULL_DECODE_ONLY", "full": "FULL"}[kind]
+    return {"mode": 0, "cudagraph_mode": mode, "cudagraph_capture_sizes": sizes}
 
 
 def write_model(folder: Path, config: Settings) -> Path:

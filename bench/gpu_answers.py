@@ -31,7 +31,7 @@ from typing import Any
 from _about import about, has_cuda, print_about
 from _children import end_on_signal, run_child
 from _compare import Difference, clear_limit, differences, wrong
-from _engines import ENGINES, LLAMA_8B, Engine, decode_graphs, forebay, write_model
+from _engines import ENGINES, GRAPHS, LLAMA_8B, Engine, forebay, graphs, write_model
 from _traffic import SIZES, Sizes
 
 CHILD = Path(__file__).with_name("_answers_child.py")
@@ -103,7 +103,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--extra", type=json.loads, default={}, metavar="JSON", help="other settings of Forebay")
     parser.add_argument("--control", action="store_true", help="one more engine, with wrong bytes and no offload")
     parser.add_argument("--mode", choices=["auto", *MODES], default="auto")
-    parser.add_argument("--cuda-graphs", action="store_true", help="for decoding, without compiling")
+    parser.add_argument(
+        "--cuda-graphs", nargs="?", choices=GRAPHS, const="decode", help="for decoding, or for all small steps"
+    )
     parser.add_argument("--compile", action="store_true", help="all that vLLM does by default")
     runner = parser.add_mutually_exclusive_group()
     runner.add_argument("--v1-runner", action="store_const", const="0", dest="runner")
@@ -235,7 +237,7 @@ class Bench:
         if self.args.device == "cuda":
             args["gpu_memory_utilization"] = 0.4
         if self.args.cuda_graphs and not self.args.compile:
-            args["compilation_config"] = decode_graphs(sizes.at_once)
+            args["compilation_config"] = graphs(self.args.cuda_graphs, sizes.at_once)
         if self.args.async_scheduling:
             args["async_scheduling"] = self.args.async_scheduling == "on"
         if variant.peer is not None and variant.peer.connector is not None:

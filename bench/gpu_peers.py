@@ -28,7 +28,7 @@ from typing import Any
 
 from _about import about, has_cuda, print_about
 from _children import end_on_signal, run_child
-from _engines import ENGINES, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
+from _engines import ENGINES, GRAPHS, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
 from _table import Column, columns, table, verdicts
 from _workloads import SHAPES, WORKLOADS, Shape, as_dict
 
@@ -58,7 +58,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device-blocks", type=int)
     parser.add_argument("--host-bytes", type=float)
     parser.add_argument("--batched-tokens", type=int, default=8192, help="max_num_batched_tokens")
-    parser.add_argument("--cuda-graphs", action="store_true")
+    parser.add_argument(
+        "--cuda-graphs", nargs="?", choices=GRAPHS, const="decode", help="for decoding, or for all small steps"
+    )
     parser.add_argument("--engine-timeout", type=float, default=150.0, metavar="S")
     parser.add_argument(
         "--budget", type=float, default=570.0, metavar="S", help="no engine begins that cannot end"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from _engines import ENGINES, LLAMA_8B, engine_args, with_settings
+from _engines import ENGINES, LLAMA_8B, engine_args, graphs, with_settings
 from _workloads import (
     FULL,
     QUICK,
@@ -127,10 +127,21 @@ def test_warming_up_asks_for_a_document_that_was_pushed_out() -> None:
     assert len(fake.asked[0]) == TINY.document_tokens
 
 
+@pytest.mark.parametrize(
+    ("kind", "mode", "sizes"),
+    [
+        ("decode", "FULL_DECODE_ONLY", [1, 2, 4, 8]),
+        ("full", "FULL", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]),
+    ],
+)
+def test_graphs_are_for_decoding_or_for_all_small_steps(kind: str, mode: str, sizes: list[int]) -> None:
+    assert graphs(kind, 8) == {"mode": 0, "cudagraph_mode": mode, "cudagraph_capture_sizes": sizes}
+
+
 def test_engines_differ_in_their_connector_only(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tmp_path_factory.mktemp("model")
     args = {
-        name: engine_args(engine, FULL, model, cuda=True, cuda_graphs=False, batched_tokens=8192)
+        name: engine_args(engine, FULL, model, cuda=True, cuda_graphs=None, batched_tokens=8192)
         for name, engine in ENGINES.items()
     }
     connectors = {name: each.pop("kv_transfer_config", None) for name, each in args.items()}
