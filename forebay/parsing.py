@@ -5,9 +5,25 @@ from __future__ import annotations
 import json
 import os
 from os.path import isabs
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
+_MOST_CHARACTERS = 4 << 20
 _DEEPEST = 100  # no setting has more than a few; far deeper ones cannot even be shown
+
+
+def read_all(file: TextIO) -> str:
+    """What a file of settings holds. Raises ValueError for what cannot be one: a device, or a log, may not end."""
+    text = file.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"more than {_MOST_CHARACTERS:,} characters")
+    return text
+
+
+def read_json(path: Path) -> Any:
+    """Raises OSError and ValueError."""
+    with path.open() as file:
+        return parse_json(read_all(file))
 
 
 def parse_json(text: str) -> Any:

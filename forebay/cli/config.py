@@ -15,7 +15,7 @@ from forebay.cli.findings import Severity, as_text, worst
 from forebay.cli.sizes import Memory
 from forebay.copier.memory import Limit, memory_limits
 from forebay.errors import ConfigError
-from forebay.parsing import parse_json
+from forebay.parsing import read_json
 from forebay.plan.models import kv_bytes_per_token
 from forebay.settings import CONNECTOR, DEFAULT_BYTES, MODULE_PATH, WHERE, ConnectorSettings
 
@@ -100,7 +100,7 @@ def _tokens(model: Mapping[str, Any], per_rank: int, ranks: int) -> str:
 def _read_model(folder: str) -> Mapping[str, Any]:
     file = Path(folder) / "config.json"
     try:
-        model = parse_json(file.read_text())
+        model = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError("--model", folder, f"a folder with a config.json ({error})") from error
     if not isinstance(model, Mapping):

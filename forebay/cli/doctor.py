@@ -18,7 +18,7 @@ from forebay.cli.sizes import Memory
 from forebay.cli.transfer import Given
 from forebay.copier.memory import MACHINE
 from forebay.errors import is_whole
-from forebay.parsing import parse_json
+from forebay.parsing import read_json
 from forebay.plan.models import kv_bytes_per_token
 from forebay.settings import DEFAULT_BYTES, NEWEST_VLLM, OLDEST_VLLM
 
@@ -192,7 +192,7 @@ def _block_bytes(given: Given) -> int | None:
     """On one rank, if the model is a plain one in a folder of this machine."""
     tokens = given.engine.get("block_size") or _TOKENS_PER_BLOCK
     try:
-        model = parse_json((Path(str(given.engine["model"])) / "config.json").read_text())
+        model = read_json(Path(str(given.engine["model"])) / "config.json")
         each = kv_bytes_per_token(model, given.ranks)
     except (KeyError, OSError, ValueError, AttributeError):
         return None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from forebay.cli import kinds
 from forebay.cli.findings import Finding
 from forebay.errors import ConfigError, ForebayError, UnknownKeyError, is_whole
-from forebay.parsing import parse_json
+from forebay.parsing import parse_json, read_all
 from forebay.settings import CONNECTOR, KNOWN, MODULE_PATH, WHERE, ConnectorSettings
 
 # Of all releases that Forebay was written for.
@@ -86,8 +86,12 @@ def read(name: str) -> Given:
     """From a file, or from standard input if its name is `-`. Raises UnreadableError."""
     shown = "standard input" if name == "-" else name
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        if name == "-":
+            text = read_all(sys.stdin)
+        else:
+            with Path(name).open() as file:
+                text = read_all(file)
+    except (OSError, ValueError) as error:
         raise UnreadableError(f"{shown}: expected a file that can be read, got {error}") from error
     return split(_loads(text, shown), shown)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from forebay.errors import ConfigError, is_whole
 from forebay.groups import ChunkedLocal, FullAttention, Group, KVLayout, Recurrent, SlidingWindow
-from forebay.parsing import parse_json
+from forebay.parsing import read_json
 from forebay.plan.known_models import KNOWN_MODELS
 from forebay.plan.layers import (
     CACHE_DTYPES,
@@ -209,7 +209,7 @@ def _group(group: LayerGroup, block_tokens: int) -> Group:
 def _read(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = parse_json(file.read_text())
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise ConfigError("model", fspath(path), f"a config.json that can be read ({error})") from None
     if not isinstance(config, Mapping):

@@ -309,6 +309,17 @@ def test_a_file_is_read_too(tmp_path: Path) -> None:
     assert "config-unreadable" in run.stdout
 
 
+def test_what_does_not_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    run = forebay("config", "--check", "/dev/zero")
+    assert run.returncode == 1
+    assert "more than 4,194,304 characters" in " ".join(run.stdout.split())
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    for command in (("config", "--model", str(tmp_path)), ("plan", "examples", "--model", str(tmp_path))):
+        run = forebay(*command)
+        assert run.returncode == 2
+        assert "more than 4,194,304 characters" in run.stderr
+
+
 # --- where it runs ----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 
-from forebay.amounts import percent
+from forebay.amounts import counted, percent
 from forebay.cli.top import units
 from forebay.cli.top.canvas import Canvas, Ink, cut, width
 from forebay.cli.top.plan import Plan, plan
@@ -86,8 +86,8 @@ class Detail:
         if view.whole is None:
             return ""
         ranks = int(view.whole.gauges.get("ranks", 0))
-        engines = units.plural(len(view.engines), "engine")
-        return f"{engines}, {units.plural(ranks, 'rank')}" if ranks else engines
+        engines = counted(len(view.engines), "engine")
+        return f"{engines}, {counted(ranks, 'rank')}" if ranks else engines
 
     def _state(self) -> None:
         text, ink = state(self._view)

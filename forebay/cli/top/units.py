@@ -70,10 +70,6 @@ def without_zeros(text: str) -> str:
     return re.sub(r"\.0+(?=\D)", "", text)
 
 
-def plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def nice(values: Iterable[float | None]) -> float:
     """The least of 1, 2, 5, 10, 20, ... that none of them is above: a scale that changes seldom."""
     most = max((value for value in values if value is not None), default=0.0)
