@@ -6,7 +6,7 @@
                                               ready
 
 To touch and to pin what a server has takes many seconds. No engine waits for that: slots come while it runs. But
-whoever pins memory keeps others out of the driver: beside it, a graph of vLLM's took 0.7 s to capture instead of
+both take locks, of the process and of the driver: beside them, a graph of vLLM's took 0.7 s to capture instead of
 0.1. So if asked to, this waits with all but the first piece until the engine has started.
 
 One thread maps, registers and publishes piece after piece, and nobody else changes anything here until close().
