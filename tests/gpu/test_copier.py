@@ -369,6 +369,19 @@ def test_memory_is_pinned_while_an_engine_captures_a_graph() -> None:
     copier.close()
 
 
+def test_it_keeps_still_until_the_engine_has_started() -> None:
+    regions = block_regions([zeros(BLOCKS, MIB // 2)], BLOCKS)
+    copier = cuda_copier(regions, 2048, waits=True)
+    assert not copier.pages.wait(1)
+    assert 0 < copier.ready < 2048, "one piece, and no more"
+    copier.go_on()
+    assert copier.pages.wait(60)
+    assert (copier.ready, copier.pages.pinned) == (2048, True)
+    assert run(copier, keyed(store(1, {0: 2047}))) == {1: DONE}
+    assert run(copier, keyed(load(2, {1: 2047}))) == {2: DONE}
+    copier.close()
+
+
 def test_memory_on_the_device_is_given_back() -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
