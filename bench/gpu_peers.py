@@ -4,6 +4,7 @@
     python bench/gpu_peers.py --json peers.json --resume        # go on where a run was cut
     python bench/gpu_peers.py --only none,forebay-eager --workloads documents,chat
     python bench/gpu_peers.py --forebay-extra '{"verify": "off"}'
+    python bench/gpu_peers.py --cuda-graphs full                # for all small steps, not only for decoding
 
 Every engine runs in a process of its own, with the same prompts: documents, chat, miss and fits of _workloads.py.
 One that fails or is late is a column that says so, as is one that brings back other bytes than were computed, with

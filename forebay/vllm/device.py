@@ -83,8 +83,11 @@ class BlockPoolDevice:
         if len(self._known) > 2 * self.num_blocks:
             self._known = {}
         known = self._known
-        known.update((name, self._key(name)) for name in set(names).difference(known))
-        return blocks, list(map(known.__getitem__, names))
+        try:
+            return blocks, list(map(known.__getitem__, names))
+        except KeyError:  # some are new here
+            known.update((name, self._key(name)) for name in set(names).difference(known))
+            return blocks, list(map(known.__getitem__, names))
 
     def used(self, blocks: Iterable[BlockId]) -> None:
         """A request was given these blocks: they have lost their place in the eviction order."""
