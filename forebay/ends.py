@@ -81,8 +81,7 @@ class Ends:
         elif order.slots:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
-            books.device.unpin(order.blocks[::-1], in_place=True)
-            self._stores.returned(transfer)
+            self._stores.take_back(transfer)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
 

@@ -13,6 +13,15 @@ from forebay.metrics import BY_KEY, METRICS, Kind
 
 _READ = tuple((metric.key, attrgetter(metric.source)) for metric in METRICS if metric.source is not None)
 _HISTOGRAMS = tuple(metric.key for metric in METRICS if metric.kind is Kind.HISTOGRAM)
+_glance = attrgetter(
+    "predicted",
+    *(
+        f"{metric.source}.total" if metric.kind is Kind.HISTOGRAM else metric.source
+        for metric in METRICS
+        if metric.source is not None and not metric.source.startswith("predicted.")
+    ),
+)
+"""All that can change, at the price of one call."""
 
 
 @dataclass
@@ -75,22 +84,25 @@ class StatsTaker:
 
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
+        self._glance: tuple[Any, ...] = ()
 
     def take(self, manager: OffloadManager, adapter: AdapterView) -> ForebayStats:
         """Empty unless something has changed: engines step thousands of times without any of this."""
+        glance = (adapter, _glance(manager))
+        if glance == self._glance:
+            return ForebayStats(data={})
         before, now = self._before, _values(manager, adapter)
         data: dict[str, Any] = {}
-        if now != before:
-            for key, value in now.items():
-                if BY_KEY[key].kind is Kind.GAUGE:
-                    counted = value
-                elif isinstance(value, _Counts):
-                    counted = value.since(before.get(key, _Counts((0,) * len(value.counts), 0.0)))
-                else:
-                    counted = value - before.get(key, 0) or None
-                if counted is not None:
-                    data[key] = counted
-            self._before = now
+        for key, value in now.items():
+            if BY_KEY[key].kind is Kind.GAUGE:
+                counted = value
+            elif isinstance(value, _Counts):
+                counted = value.since(before.get(key, _Counts((0,) * len(value.counts), 0.0)))
+            else:
+                counted = value - before.get(key, 0) or None
+            if counted is not None:
+                data[key] = counted
+        self._before, self._glance = now, glance
         return ForebayStats(data=data)
 
 
