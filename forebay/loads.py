@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from itertools import chain
 from math import ceil
-from typing import TypeAlias
 
 from forebay.books import Books
 from forebay.ids import BlockId, Key, RequestId, TransferId
@@ -14,8 +13,6 @@ from forebay.matching import Match, Sources, longest_match
 from forebay.requests import MISS, Answer, Held, Hit, NotYet, RequestState
 from forebay.stores import Stores
 from forebay.transfers import Brings, CopyOrder, Direction, Transfer
-
-_Reason: TypeAlias = Callable[[RequestState], bool]
 
 
 class RefusedLoadError(Exception):
@@ -61,7 +58,11 @@ class Loads:
                 return self._not_yet(waited_s)
         state.still_waits = None
         state.learn_keys(books.layout)
-        found, reason = self._search(state, device_tokens)
+        bridge = self._may_bridge(state, device_tokens)
+        found = self._find(state, device_tokens, state.request.num_tokens - 1, bridge)
+        if found.tokens < max(1, books.config.min_load_tokens):
+            found = Match(0, [], found.gaps)
+        reason = self._reason_to_wait(state, found, device_tokens)
         if reason is None:
             if not self._is_out_of_room(found):
                 state.waiting_since = None
@@ -185,21 +186,6 @@ class Loads:
     def wanted(self) -> Collection[TransferId]:
         return self._wanted.keys()
 
-    def _search(self, state: RequestState, device_tokens: int) -> tuple[Match, _Reason | None]:
-        """What can be had, and why it should be waited for: see _reason_to_wait()."""
-        books = self._books
-        while True:
-            free = books.device.num_free
-            bridge = self._may_bridge(state, device_tokens)
-            found = self._find(state, device_tokens, state.request.num_tokens - 1, bridge)
-            if found.tokens < max(1, books.config.min_load_tokens):
-                found = Match(0, [], found.gaps)
-            reason = self._reason_to_wait(state, found, device_tokens)
-            if books.device.num_free == free:
-                return found, reason
-            # Blocks were pinned to be stored, and nothing more will be: with fewer that are free, what is found
-            # may be another.
-
     def _find(self, state: RequestState, device_tokens: int, limit_tokens: int, bridge: bool) -> Match:
         books = self._books
         device = books.device if bridge else None
@@ -237,7 +223,9 @@ class Loads:
     def _is_there(self, key: Key, bridge: bool) -> bool:
         return key in self._books.pool or (bridge and bool(self._books.device.find_run([key], 0, 1)))
 
-    def _reason_to_wait(self, state: RequestState, found: Match, device_tokens: int) -> _Reason | None:
+    def _reason_to_wait(
+        self, state: RequestState, found: Match, device_tokens: int
+    ) -> Callable[[RequestState], bool] | None:
         """Why this request should wait, as a question that can be asked again; None if it should not."""
         copies = found.num_copies
         if self._engine_reserves and self._is_out_of_room(found):
@@ -257,8 +245,8 @@ class Loads:
                 return lambda _: on_the_way(key)
         # What it finds on the device leaves the eviction order as well, and shortens the part of it that is safe.
         takes = copies + self._own_blocks(device_tokens)
-        if copies and not self._stores.can_take(state.request.id, takes, found.slots):
-            return lambda _: self._stores.must_wait(state.request.id, takes)
+        if copies and not self._stores.can_take(state.request.id, takes):
+            return lambda _: not self._stores.can_take(state.request.id, takes)
         return None
 
     def _is_out_of_room(self, found: Match) -> bool:
@@ -317,7 +305,7 @@ class Loads:
 
     def _hold(self, state: RequestState, found: Match, device_tokens: int) -> Held:
         books = self._books
-        slots = found.slots
+        slots = list(chain.from_iterable(each.host for each in found.sources))
         blocks = list(chain.from_iterable(each.device for each in found.sources))
         if slots:
             books.pool.pin(slots)

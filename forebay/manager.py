@@ -163,6 +163,7 @@ class OffloadManager:
             self._count_admission(state, device_tokens, loaded_tokens)
             self._stores.taken(sum(map(len, table)))
         state.set_table(table)
+        state.found_tokens = device_tokens + loaded_tokens
         state.waiting_since, state.waited_enough = None, False
         self._loads.has_moved(state)
         if not loaded_tokens:
@@ -240,6 +241,7 @@ class OffloadManager:
         stored_for: list[RequestId] = []
         idle = True
         if not self._draining:
+            eager = self._books.config.mode is Mode.EAGER or self._stores.is_pressed
             for request_id, confirmed_tokens, new_blocks in progress:
                 idle = False
                 state = self._requests.get(request_id)
@@ -251,7 +253,11 @@ class OffloadManager:
                         blocks.extend(added)
                 if not state.stores:
                     self._stores.refuse(state)
-                elif self._books.config.mode is Mode.EAGER and self._stores.advance(state, confirmed_tokens):
+                elif (
+                    eager
+                    and confirmed_tokens > state.found_tokens  # what it found can wait until it has computed some
+                    and self._stores.advance(state, confirmed_tokens)
+                ):
                     stored_for.append(request_id)
             self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:
@@ -272,6 +278,7 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
+        self._books.pool.settle()
         self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)

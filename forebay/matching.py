@@ -49,10 +49,6 @@ class Match:
     def num_copies(self) -> int:
         return sum(len(each.host) + len(each.device) for each in self.sources)
 
-    @property
-    def slots(self) -> list[Slot]:
-        return [slot for each in self.sources for slot in each.host]
-
 
 def longest_match(
     layout: KVLayout,

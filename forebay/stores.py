@@ -1,8 +1,9 @@
 """Stores: which blocks to copy to the host this step.
 
-Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict. Both skip
-what is on the host or on the way, both take only as many blocks as there are slots for, and both flush a request
-that ends: eager what is left of it, lazy only if the device might reuse it before the next step is planned.
+Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict; and every
+block where the device has so few to spare that those of a request that ends may be gone before the next step is
+planned. Both skip what is on the host or on the way, both take only as many blocks as there are slots for, and
+both flush what is left of a request that ends, lazy only if the device has few to spare.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import cast
 from forebay.books import Books
 from forebay.config import Mode
 from forebay.events import Stored
-from forebay.ids import BlockId, Key, RequestId, Slot
+from forebay.ids import BlockId, Key, RequestId
 from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
@@ -32,9 +33,7 @@ class Stores:
         self._ahead = 0  # blocks that the device may take, in its order, without losing anything
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
-        self._walk_is_due = False  # something was taken that the last walk did not know of
-        self._reach = 0  # blocks that the last walk looked at, if there were as many
-        self._free = 0  # blocks that the device could give out after it
+        self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
         self._unsafe = 0  # blocks that the last walk found unsafe
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
@@ -98,12 +97,18 @@ class Stores:
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
-            if books.device.num_free >= self._target + self._load_demand:
+            if not self.is_pressed:
                 return  # the walk over the eviction order comes to them in time
         for number in range(len(books.layout.groups)):
             ready = self._num_ready(state, number, confirmed_tokens)
             if ready:
                 self._store(state, number, 0, ready)
+
+    @property
+    def is_pressed(self) -> bool:
+        """Lazy mode: whether what ends now may be evicted before a walk comes to it. Then it is stored when it
+        ends, and better while it still runs: the device has no blocks to spare for those that are being copied."""
+        return self._books.device.num_free < self._target + self._load_demand
 
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
@@ -119,52 +124,19 @@ class Stores:
         if len(self._refused) > 2 * books.device.num_blocks:
             self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
 
-    def can_take(self, request_id: RequestId, count: int, slots: Sequence[Slot]) -> bool:
-        """Whether a load from these slots may take `count` blocks from the device's order. False if that would
-        lose blocks that can be safe in a moment: steps take only what they compute, but a load takes as much as it
-        brings."""
+    def can_take(self, request_id: RequestId, count: int) -> bool:
+        """Whether a load may take `count` blocks from the device's order. False if that would lose blocks that can
+        be safe in a moment: steps take only what they compute, but a load takes as much as it brings."""
         books = self._books
         if books.config.mode is not Mode.LAZY:
             return True
         self._asked[request_id] = count  # once, however often it asks
-        if self._is_safe(count):
+        if self._ahead >= min(books.device.num_free, count + self._target):
             return True
-        if self._is_worth_a_look(count):
-            # Most of what came into the order since the last walk is safe, and what is not can be pinned at once.
-            # To leave that to the end of the pass would cost the request a step.
-            books.pool.pin(slots)  # what it came for must not make way for what it pushes out
-            self._look_ahead(count)
-            books.pool.unpin(slots)
-            if self._is_safe(count):
-                return True
-        return not self._is_storing()
-
-    def _look_ahead(self, count: int) -> None:
-        """Walk, and again behind what that has pinned, until so many can be taken. Where much has to be stored it
-        ends before that: pinned blocks are blocks the engine cannot take, so it takes younger ones instead."""
-        device, enough = self._books.device, count + self._target
-        free = before = device.num_free
-        while free - before <= enough:
-            self._walk(enough)
-            if self._is_safe(count) or device.num_free == before:
-                return
-            before = device.num_free
-
-    def must_wait(self, request_id: RequestId, count: int) -> bool:
-        """Whether a load that could not take its blocks still cannot. False when it is worth asking again."""
-        self._asked[request_id] = count
-        return not self._is_safe(count) and not self._is_worth_a_look(count) and self._is_storing()
-
-    def _is_safe(self, count: int) -> bool:
-        """Whether a load may take so many blocks, and the rest of this step what a step may take."""
-        return self._ahead >= min(self._books.device.num_free, count + self._target)
-
-    def _is_worth_a_look(self, count: int) -> bool:
-        """Whether the last walk did not see what the order is now, or not as much of it."""
-        return self._walk_is_due or self._books.device.num_free != self._free or count + self._target > self._reach
-
-    def _is_storing(self) -> bool:
-        return any(transfer.keeps_place for transfer in self._books.ledger)
+        soon = (
+            self._walk_is_due or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
+        )
+        return not soon
 
     def _sum_asked(self) -> int:
         return sum(self._asked.values())
@@ -183,18 +155,12 @@ class Stores:
         self._ahead = self._ahead + back if transfer.state is State.DONE else 0
 
     def walk_evictions(self) -> None:
-        """Lazy mode, at the end of a pass: plan what the device would evict next, as far as the target reaches."""
-        self._load_demand = _faded(self._load_demand)
-        self._walk()
-        self._asked.clear()
-
-    def _walk(self, at_least: int = 0) -> None:
+        """Lazy mode: plan what the device would evict next, as far as the target reaches."""
         books = self._books
-        self._load_demand = max(self._sum_asked(), self._load_demand)
+        self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
         target = self._target + self._load_demand
         on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
-        self._reach = max(0, target - on_the_way, at_least)
-        blocks, keys = books.device.next_evictions(self._reach)
+        blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
@@ -207,18 +173,16 @@ class Stores:
         todo = books.pool.missing(wanted)
         if self._refused:
             todo = [i for i in todo if wanted[i] not in self._refused]
-        self._unsafe = len(todo)
-        room = self._unsafe
+        unsafe = len(todo)
         if on_the_way:
             # Pinned blocks are blocks the engine cannot take: leave it what a step takes, or if there is less than
             # that, half of it.
-            room = min(room, max(len(blocks) // 2, books.device.num_free - self._target // 2))
-        if room:
-            room = self._store_evictions(wanted, waiting, todo[self._unsafe - room :])
-        # Those that are being copied are pinned, and went before all that have to wait.
-        left = todo[: self._unsafe - room]
-        self._ahead = (keys.index(wanted[left[-1]]) if left else len(blocks) - beyond) - room
-        self._free = books.device.num_free
+            most = max(len(blocks) // 2, books.device.num_free - self._target // 2)
+            todo = todo[max(0, len(todo) - most) :]
+        if todo:
+            self._store_evictions(wanted, waiting, todo)
+        self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe
+        self._asked.clear()
         self._walk_is_due = False
 
     @property
@@ -232,13 +196,12 @@ class Stores:
             if not self._load_demand:
                 return
             self._load_demand = _faded(self._load_demand)
-            self._reach = self._target + self._load_demand
-            self._ahead = min(self._ahead, self._reach)
+            self._ahead = min(self._ahead, self._target + self._load_demand)
 
     def _store_evictions(
         self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]
-    ) -> int:
-        """Plan as many as there is room for, those that go first before the others. Returns how many."""
+    ) -> None:
+        """Plan as many as there is room for, those that go first before the others."""
         keep = {above for i in todo if (above := self._ancestry.parent(wanted[i])) is not None}
         if self._books.pool.free < len(todo):
             keep.update(wanted)  # those of them that are safe already
@@ -249,7 +212,6 @@ class Stores:
             transfer = self._reserve(chain, above, [blocks[key] for key in chain], chained=True, keeps_place=True)
             if self._books.journal.events_on:
                 transfer.events += self._lazy_events(chain, above)
-        return room
 
     def _chains(self, keys: Sequence[Key]) -> Iterator[list[Key]]:
         """Split into runs of keys each of which builds on the one before."""

