@@ -81,7 +81,8 @@ class Ends:
         elif order.slots:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
-            self._stores.take_back(transfer)
+            books.device.unpin(order.blocks[::-1], in_place=True)
+            self._stores.returned(transfer)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
 

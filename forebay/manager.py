@@ -55,7 +55,8 @@ class Step(NamedTuple):
     waiting: list[RequestId]
     """Who waits for each of the loads."""
     stored_for: list[RequestId]
-    """Whose blocks eager stores were planned for. Lazy stores look at blocks and know no requests."""
+    """Whose blocks were planned to be stored as they ran. Stores of what goes next look at blocks and know no
+    requests."""
 
 
 class OffloadManager:
@@ -163,7 +164,6 @@ class OffloadManager:
             self._count_admission(state, device_tokens, loaded_tokens)
             self._stores.taken(sum(map(len, table)))
         state.set_table(table)
-        state.found_tokens = device_tokens + loaded_tokens
         state.waiting_since, state.waited_enough = None, False
         self._loads.has_moved(state)
         if not loaded_tokens:
@@ -253,11 +253,7 @@ class OffloadManager:
                         blocks.extend(added)
                 if not state.stores:
                     self._stores.refuse(state)
-                elif (
-                    eager
-                    and confirmed_tokens > state.found_tokens  # what it found can wait until it has computed some
-                    and self._stores.advance(state, confirmed_tokens)
-                ):
+                elif eager and self._stores.advance(state, confirmed_tokens):
                     stored_for.append(request_id)
             self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:

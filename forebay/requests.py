@@ -53,7 +53,6 @@ class RequestState:
     keys: list[list[Key]]  # by group
     table: list[list[BlockId]] = field(default_factory=list)  # by group; empty until allocated
     cursors: list[int] = field(default_factory=list)  # by group: blocks before it were looked at for storing
-    found_tokens: int = 0  # that it had when it was admitted
     next_store_tokens: int = 0  # nothing new can be stored before that many tokens are confirmed
     held: Held | None = None
     bridges: bool = True  # gaps may be bridged from the device; not again after it was not admitted with that

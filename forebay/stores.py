@@ -146,13 +146,9 @@ class Stores:
         self._ahead = max(0, self._ahead - count)
         self._walk_is_due = True
 
-    def take_back(self, transfer: Transfer) -> None:
-        """Unpin the blocks of a lazy store: they are at the head of the order again, safe, or not if it failed."""
-        device = self._books.device
-        free = device.num_free
-        device.unpin(transfer.order.blocks[::-1], in_place=True)
-        back = device.num_free - free  # others were given to requests meanwhile
-        self._ahead = self._ahead + back if transfer.state is State.DONE else 0
+    def returned(self, transfer: Transfer) -> None:
+        """The blocks of a lazy store are back at the head of the order: safe, or not if it failed."""
+        self._ahead = self._ahead + len(transfer.order.blocks) if transfer.state is State.DONE else 0
 
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches."""

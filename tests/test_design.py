@@ -435,6 +435,29 @@ def test_a_slow_bus_leaves_the_engine_half_of_its_free_blocks() -> None:
     assert (len(second.blocks), desk.device.num_free) == (4, 4), "while copies are behind, half is left alone"
 
 
+def test_where_the_device_has_blocks_to_spare_lazy_stores_nothing_of_a_request_that_runs() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    assert desk.step(Progress(request.id, 64)).stores == []
+    desk.end(request, table)
+    assert desk.manager.stats.stored_blocks == 0
+
+
+def test_where_the_device_is_nearly_full_lazy_stores_while_a_request_runs_and_not_when_it_ends() -> None:
+    """Stored at its end, its blocks would be pinned just when the next request needs them."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=21, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    [store] = desk.step(Progress(request.id, 64)).stores
+    assert store.blocks == table[0]
+    desk.report(store)
+    desk.end(request, table)
+    assert (desk.device.num_free, desk.step().stores) == (20, []), "all of its blocks can be taken at once"
+
+
 # --- transfers ----------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,59 @@ def _pool(slots: int) -> HostPool:
     return make_pool("lru", slots)
 
 
+class Told(LRU):
+    """Notes when it hears of hits."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.touched: list[Key] = []
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        self.touched += keys
+        super().touch(keys)
+
+
+def test_the_policy_hears_of_hits_when_there_is_time() -> None:
+    policy = Told(4)
+    pool = HostPool(4, policy)
+    cache(pool, keys(1, 2))
+    pool.touch(keys(1))
+    assert policy.touched == []
+    pool.settle()
+    pool.settle()
+    assert policy.touched == keys(1)
+
+
+@pytest.mark.parametrize("what", ["make_room", "commit", "forget", "grow"])
+def test_the_policy_hears_of_hits_before_anything_that_changes_its_order(what: str) -> None:
+    policy = Told(4)
+    pool = HostPool(4, policy, ready=3)
+    cache(pool, keys(1, 2))
+    coming = pool.reserve(keys(3), chained=False)
+    pool.touch(keys(1))
+    if what == "make_room":
+        pool.make_room(1)
+        assert numbers(pool.index()) == [1], "what was hit stays longer"
+    elif what == "commit":
+        pool.commit(keys(3), coming)
+    elif what == "forget":
+        pool.forget(keys(2), [pool.index()[key(2)]])
+    else:
+        pool.grow(4)
+    assert policy.touched == keys(1)
+
+
+def test_hits_of_what_is_forgotten_all_at_once_are_forgotten_with_it() -> None:
+    policy = Told(4)
+    pool = HostPool(4, policy)
+    cache(pool, keys(1))
+    pool.touch(keys(1))
+    pool.reset()
+    cache(pool, keys(1))
+    pool.settle()
+    assert policy.touched == []
+
+
 # --- together and one by one -------------------------------------------------------------------------------
 
 

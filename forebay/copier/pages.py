@@ -7,7 +7,9 @@
 
 To touch and to pin what a server has takes many seconds. No engine waits for that: slots come while it runs. But
 both take locks, of the process and of the driver: beside them, a graph of vLLM's took 0.7 s to capture instead of
-0.1. So if asked to, this waits with all but the first piece until the engine has started.
+0.1. So if asked to, this waits with all but the first piece until the engine has started. And after every piece
+that was registered it rests as long as that took: who takes a lock again and again keeps others out, for a third
+of a second where they launch kernels.
 
 One thread maps, registers and publishes piece after piece, and nobody else changes anything here until close().
 Others touch the pieces ahead of it.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -119,6 +122,7 @@ class HostPages:
         # By piece: where slot 0 would be if all slots were in one run with those of the piece.
         self._origins = np.zeros(len(self._begins), np.int64)
         self._published: list[_Piece] = []
+        self._registering_s = 0.0  # that the last piece took
         self._pid = os.getpid()
         self._stop, self._ended, self._go = Event(), Event(), Event()
         if not waits:
@@ -215,6 +219,7 @@ class HostPages:
             if not self._stop.is_set():
                 self._publish(ahead.popleft())
                 if self.ready < self.slots:
+                    self._stop.wait(self._registering_s)
                     self._go.wait()
         if reason:
             raise reason
@@ -260,6 +265,7 @@ class HostPages:
         is_first = piece.first_slot == 0
         if self._stop.is_set() or self._register is None or not (is_first or self.pinned):
             return
+        began = time.perf_counter()
         try:
             self._register(piece.address, piece.length)
         except Exception as error:
@@ -267,6 +273,7 @@ class HostPages:
                 raise _NoMoreError(f"no more could be pinned ({error!r}); {_MEMLOCK_HINT}") from error
             logger.warning("host memory: not pinned, so copies are slow (%r); %s", error, _MEMLOCK_HINT)
             return
+        self._registering_s = time.perf_counter() - began
         piece.registered = True
 
     def _publish(self, piece: _Piece) -> None:

@@ -8,6 +8,7 @@ import pytest
 from _engines import ENGINES, LLAMA_8B, engine_args, graphs, with_settings
 from _workloads import (
     FULL,
+    HEAD_START_S,
     QUICK,
     TINY,
     WORKLOADS,
@@ -170,3 +171,21 @@ def test_engines_are_chosen_by_name() -> None:
     assert extra == {"cpu_bytes_to_use": 1, "lazy_offload": False, "min_load_tokens": 64}
     with pytest.raises(KeyError, match="nobody"):
         chosen("nobody", None, [])
+
+
+def test_the_first_prompt_of_a_miss_slice_is_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or chance would say whether the first step has one prompt or two."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("_workloads.asyncio.sleep", noted)
+    run("miss", TINY)
+    head_starts = [seconds for seconds in slept if seconds]
+    assert head_starts == [HEAD_START_S] * (TINY.miss_slices * (TINY.miss_prompts - 1))
+    slept.clear()
+    run("documents", TINY)
+    assert not any(slept)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -325,6 +326,23 @@ def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) 
             host.go_on()
         assert host.wait(60)
         assert (host.ready, len(driver.registered)) == (20, 20)
+
+
+def test_after_every_piece_it_rests_as_long_as_that_took_to_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a rest between them, its calls keep an engine's threads from the driver's lock."""
+    now, rests = [0.0], []
+    monkeypatch.setattr("forebay.copier.pages.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def register(address: int, length: int) -> None:
+        now[0] += length / MIB
+
+    host = HostPages(8, MIB, register=register, unregister=lambda address: None, piece_bytes=2 * MIB, waits=True)
+    with closing(host):
+        until(lambda: host.ready == 2)
+        monkeypatch.setattr(host._stop, "wait", rests.append)
+        host.go_on()
+        assert host.wait(60)
+    assert rests == [2.0, 2.0], "and after the last one there is nobody to rest for"
 
 
 def test_if_one_piece_is_all_there_is_nothing_to_wait_for() -> None:
