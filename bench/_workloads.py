@@ -157,8 +157,8 @@ def warm_up_prompts(shape: Shape) -> tuple[list[Tokens], list[Tokens]]:
 async def phase(
     ask: Ask, prompts: Iterable[Tokens], answer_tokens: int, at_once: int, head_start_s: float = 0.0
 ) -> tuple[dict[str, Any], Any]:
-    """Ask them all, so many at a time, the first of them a moment before the others; what it took, and the answers
-    in the order of the prompts."""
+    """Ask them all, so many at a time; what it took, and the answers in the order of the prompts. With a head
+    start, the first is asked so long before the others, all of which have to be asked at once then."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(tokens: Tokens, after_s: float) -> Answer:

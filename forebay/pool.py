@@ -30,6 +30,7 @@ from forebay.policies import Policy
 from forebay.tally import Tally
 
 _AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
+_PUT_OFF = 256  # hits that the policy hears of later, at most
 _FEW = 16  # fewer than these do not pay for a change between together and one by one
 
 
@@ -181,6 +182,8 @@ class HostPool:
         """These keys, in chain order, were hit, on the host or on the device: they stay longer. The policy hears
         of it in settle(), or before anything else that it has to know."""
         self._touched.append(keys)
+        if len(self._touched) > _PUT_OFF:
+            self.settle()
 
     def settle(self) -> None:
         """Do what was put off: an engine that admits a request waits for every look at a book."""

@@ -97,7 +97,7 @@ class Stores:
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
-            if not self.is_pressed:
+            if books.device.num_free >= self._target + self._load_demand:
                 return  # the walk over the eviction order comes to them in time
         for number in range(len(books.layout.groups)):
             ready = self._num_ready(state, number, confirmed_tokens)
@@ -106,9 +106,11 @@ class Stores:
 
     @property
     def is_pressed(self) -> bool:
-        """Lazy mode: whether what ends now may be evicted before a walk comes to it. Then it is stored when it
-        ends, and better while it still runs: the device has no blocks to spare for those that are being copied."""
-        return self._books.device.num_free < self._target + self._load_demand
+        """Lazy mode: whether what requests compute will have to be stored when they end, because a walk may come
+        to it too late. Then it is better stored while they run: the device has no blocks to spare for those that
+        are being copied."""
+        free = self._books.device.num_free + self._on_the_way()  # those come back
+        return free < self._target + max(self._load_demand, self._sum_asked())
 
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
@@ -118,9 +120,9 @@ class Stores:
             return
         state.learn_keys(books.layout)
         for number, keys in enumerate(state.keys):
-            told = state.cursors[number] if state.cursors else 0
+            told = state.refused[number] if state.refused else 0
             self._refused.update(keys[told:])
-        state.cursors = [len(keys) for keys in state.keys]
+        state.refused = [len(keys) for keys in state.keys]
         if len(self._refused) > 2 * books.device.num_blocks:
             self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
 
@@ -137,6 +139,10 @@ class Stores:
             self._walk_is_due or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
         )
         return not soon
+
+    def _on_the_way(self) -> int:
+        """Blocks that are pinned out of the order until they are stored."""
+        return sum(len(transfer.order.blocks) for transfer in self._books.ledger if transfer.keeps_place)
 
     def _sum_asked(self) -> int:
         return sum(self._asked.values())
@@ -155,7 +161,7 @@ class Stores:
         books = self._books
         self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
         target = self._target + self._load_demand
-        on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
+        on_the_way = self._on_the_way()
         blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -331,18 +332,23 @@ def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) 
 def test_after_every_piece_it_rests_as_long_as_that_took_to_register(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a rest between them, its calls keep an engine's threads from the driver's lock."""
     now, rests = [0.0], []
+
+    class Resting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None or threading.current_thread().name != "forebay-pages":
+                return super().wait(timeout)
+            rests.append(timeout)
+            return self.is_set()
+
+    monkeypatch.setattr("forebay.copier.pages.Event", Resting)
     monkeypatch.setattr("forebay.copier.pages.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def register(address: int, length: int) -> None:
         now[0] += length / MIB
 
-    host = HostPages(8, MIB, register=register, unregister=lambda address: None, piece_bytes=2 * MIB, waits=True)
-    with closing(host):
-        until(lambda: host.ready == 2)
-        monkeypatch.setattr(host._stop, "wait", rests.append)
-        host.go_on()
+    with closing(HostPages(8, MIB, register=register, unregister=lambda _: None, piece_bytes=2 * MIB)) as host:
         assert host.wait(60)
-    assert rests == [2.0, 2.0], "and after the last one there is nobody to rest for"
+    assert rests == [2.0, 2.0, 2.0], "and after the last one there is nobody to rest for"
 
 
 def test_if_one_piece_is_all_there_is_nothing_to_wait_for() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from forebay import FullAttention, KVLayout, OffloadConfig, OffloadManager
-from forebay.metrics import BY_KEY, Kind
+from forebay.ghost import Predicted
+from forebay.metrics import BY_KEY, METRICS, Kind
 from forebay.testing import TinyDevicePool
 from tests.vllm.families import LLAMA
 from tests.vllm.harness import Engine, prompts
@@ -53,6 +55,38 @@ def test_a_gauge_that_changes_alone_is_told() -> None:
     assert taker.take(manager, AdapterView(48, 0, 3)).data["host_ready_bytes"] == 20 * 48
     assert taker.take(manager, AdapterView(48, 2, 3)).data["requests_loading"] == 2
     assert taker.take(manager, AdapterView(48, 2, 3)).is_empty()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [each.key for each in METRICS if each.source and each.kind is not Kind.GAUGE and "bytes" not in each.key],
+)
+def test_a_counter_that_changes_alone_is_told(key: str) -> None:
+    from forebay.vllm.stats import AdapterView, StatsTaker
+
+    layout = KVLayout((FullAttention(4),), tokens_per_hash=4, bytes_per_block=16)
+    manager = OffloadManager(layout, OffloadConfig(capacity_bytes=1), TinyDevicePool(8), slots=32)
+    taker, adapter = StatsTaker(), AdapterView(48, 0, 1)
+    taker.take(manager, adapter)
+    owner, name = attrgetter(BY_KEY[key].source.rpartition(".")[0])(manager), BY_KEY[key].source.rpartition(".")[2]
+    if BY_KEY[key].kind is Kind.HISTOGRAM:
+        getattr(owner, name).observe(0.25)
+        assert taker.take(manager, adapter).data[key]["sum"] == 0.25
+    else:
+        setattr(owner, name, getattr(owner, name) + 1)
+        assert taker.take(manager, adapter).data[key] == 1
+    assert taker.take(manager, adapter).is_empty()
+
+
+def test_a_prediction_that_changes_alone_is_told() -> None:
+    from forebay.vllm.stats import AdapterView, StatsTaker
+
+    layout = KVLayout((FullAttention(4),), tokens_per_hash=4, bytes_per_block=16)
+    manager = OffloadManager(layout, OffloadConfig(capacity_bytes=1), TinyDevicePool(8), slots=32)
+    taker, adapter = StatsTaker(), AdapterView(48, 0, 1)
+    taker.take(manager, adapter)
+    with mock.patch.object(OffloadManager, "predicted", Predicted(0.1, 0.2, 0.3, 0.4, 0.5)):
+        assert taker.take(manager, adapter).data["predicted_hit_share_twice"] == 0.3
 
 
 def _logger(engine: Engine) -> Any:
