@@ -55,8 +55,7 @@ class Step(NamedTuple):
     waiting: list[RequestId]
     """Who waits for each of the loads."""
     stored_for: list[RequestId]
-    """Whose blocks were planned to be stored as they ran. Stores of what goes next look at blocks and know no
-    requests."""
+    """Whose blocks eager stores were planned for. Lazy stores look at blocks and know no requests."""
 
 
 class OffloadManager:
@@ -241,7 +240,6 @@ class OffloadManager:
         stored_for: list[RequestId] = []
         idle = True
         if not self._draining:
-            eager = self._books.config.mode is Mode.EAGER or self._stores.is_pressed
             for request_id, confirmed_tokens, new_blocks in progress:
                 idle = False
                 state = self._requests.get(request_id)
@@ -253,7 +251,7 @@ class OffloadManager:
                         blocks.extend(added)
                 if not state.stores:
                     self._stores.refuse(state)
-                elif eager and self._stores.advance(state, confirmed_tokens):
+                elif self._books.config.mode is Mode.EAGER and self._stores.advance(state, confirmed_tokens):
                     stored_for.append(request_id)
             self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:
@@ -274,7 +272,6 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
-        self._books.pool.settle()
         self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)

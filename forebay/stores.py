@@ -1,9 +1,8 @@
 """Stores: which blocks to copy to the host this step.
 
-Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict; and every
-block where the device has so few to spare that those of a request that ends may be gone before the next step is
-planned. Both skip what is on the host or on the way, both take only as many blocks as there are slots for, and
-both flush what is left of a request that ends, lazy only if the device has few to spare.
+Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict. Both skip
+what is on the host or on the way, both take only as many blocks as there are slots for, and both flush a request
+that ends: eager what is left of it, lazy only if the device might reuse it before the next step is planned.
 """
 
 from __future__ import annotations
@@ -104,14 +103,6 @@ class Stores:
             if ready:
                 self._store(state, number, 0, ready)
 
-    @property
-    def is_pressed(self) -> bool:
-        """Lazy mode: whether what requests compute will have to be stored when they end, because a walk may come
-        to it too late. Then it is better stored while they run: the device has no blocks to spare for those that
-        are being copied."""
-        free = self._books.device.num_free + self._on_the_way()  # those come back
-        return free < self._target + max(self._load_demand, self._sum_asked())
-
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
         requests and need no reminder; lazy ones look at blocks."""
@@ -120,9 +111,9 @@ class Stores:
             return
         state.learn_keys(books.layout)
         for number, keys in enumerate(state.keys):
-            told = state.refused[number] if state.refused else 0
+            told = state.cursors[number] if state.cursors else 0
             self._refused.update(keys[told:])
-        state.refused = [len(keys) for keys in state.keys]
+        state.cursors = [len(keys) for keys in state.keys]
         if len(self._refused) > 2 * books.device.num_blocks:
             self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
 
@@ -139,10 +130,6 @@ class Stores:
             self._walk_is_due or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
         )
         return not soon
-
-    def _on_the_way(self) -> int:
-        """Blocks that are pinned out of the order until they are stored."""
-        return sum(len(transfer.order.blocks) for transfer in self._books.ledger if transfer.keeps_place)
 
     def _sum_asked(self) -> int:
         return sum(self._asked.values())
@@ -161,7 +148,7 @@ class Stores:
         books = self._books
         self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
         target = self._target + self._load_demand
-        on_the_way = self._on_the_way()
+        on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
         blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
