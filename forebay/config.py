@@ -23,7 +23,7 @@ _TOO_MANY = 10**40  # beyond, arithmetic fails before memory does
 
 class Mode(Enum):
     EAGER = "eager"  # store every block once its tokens are confirmed
-    LAZY = "lazy"  # store only what the device is about to evict
+    LAZY = "lazy"  # store what the device is about to evict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class OffloadConfig:
     capacity_bytes: int
     """Host memory for blocks, on each rank. At least one block."""
     mode: Mode = Mode.EAGER
-    """When blocks are stored. `"eager"`: once their tokens are confirmed. `"lazy"`: only when the device pool is
-    about to evict them."""
+    """When blocks are stored. `"eager"`: once their tokens are confirmed. `"lazy"`: when the device pool is about
+    to evict them."""
     eviction_policy: str = "lru"
     """Which block leaves a full host pool: `"lru"`, `"s3fifo"`, `"arc"`, or `"module:Class"` of a policy of your
     own."""

@@ -17,13 +17,14 @@ class Stored:
 
     keys: Sequence[Key]
     parent: Key | None
-    """The key before the first, None at the start of a prompt or where it is not known (lazy stores)."""
+    """The key before the first, None at the start of a prompt or where it is not known: of blocks that were about
+    to be evicted, whose request is gone."""
     token_ids: Sequence[int]
-    """The tokens of all the blocks; empty where they are not known (lazy stores)."""
+    """The tokens of all the blocks; empty where they are not known."""
     tokens_per_block: int
     group: int
     start: int | None = None
-    """Which block of its prompt the first is; None where it is not known (lazy stores)."""
+    """Which block of its prompt the first is; None where it is not known."""
     extra: object = None
     medium: str = MEDIUM
 

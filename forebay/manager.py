@@ -55,7 +55,8 @@ class Step(NamedTuple):
     waiting: list[RequestId]
     """Who waits for each of the loads."""
     stored_for: list[RequestId]
-    """Whose blocks eager stores were planned for. Lazy stores look at blocks and know no requests."""
+    """Whose blocks were planned to be stored as they ran. Stores of what goes next look at blocks and know no
+    requests."""
 
 
 class OffloadManager:
@@ -240,6 +241,7 @@ class OffloadManager:
         stored_for: list[RequestId] = []
         idle = True
         if not self._draining:
+            eager = self._books.config.mode is Mode.EAGER or self._stores.is_pressed
             for request_id, confirmed_tokens, new_blocks in progress:
                 idle = False
                 state = self._requests.get(request_id)
@@ -249,9 +251,10 @@ class OffloadManager:
                 if new_blocks is not None and state.table:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         blocks.extend(added)
+                    self._stores.order_changed()
                 if not state.stores:
                     self._stores.refuse(state)
-                elif self._books.config.mode is Mode.EAGER and self._stores.advance(state, confirmed_tokens):
+                elif eager and self._stores.advance(state, confirmed_tokens):
                     stored_for.append(request_id)
             self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:
@@ -272,6 +275,7 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
+        self._books.pool.settle()
         self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)

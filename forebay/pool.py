@@ -30,6 +30,7 @@ from forebay.policies import Policy
 from forebay.tally import Tally
 
 _AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
+_PUT_OFF = 256  # hits that the policy hears of later, at most
 _FEW = 16  # fewer than these do not pay for a change between together and one by one
 
 
@@ -49,6 +50,7 @@ class HostPool:
         self._chains = Chains(self._slots)
         self._exhausted = False  # the last eviction found too little, and nothing changed since
         self._removed: list[Key] = []
+        self._touched: list[Sequence[Key]] = []  # and the policy does not know it yet
         self.evictions = 0
         self.epoch = 0  # changes whenever keys stop being valid for a reason other than eviction
         self.grow(slots if ready is None else ready)
@@ -153,6 +155,7 @@ class HostPool:
 
     def commit(self, keys: Sequence[Key], slots: Sequence[Slot]) -> None:
         """The bytes of these keys have arrived: they can be found from now on. Chain order, head first."""
+        self.settle()
         before = len(self._filling)
         self._filling.difference_update(slots)
         ensure(len(self._filling) == before - len(slots), "a slot was committed that is not filling")
@@ -176,17 +179,27 @@ class HostPool:
         self._exhausted = False
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """These keys, in chain order, were hit, on the host or on the device: they stay longer."""
-        there = list(filter(self._slots.__contains__, keys))
-        if self._filling:
-            there = [key for key in there if key in self]
-        if there:
-            self._policy.touch(there)
+        """These keys, in chain order, were hit, on the host or on the device: they stay longer. The policy hears
+        of it in settle(), or before anything else that it has to know."""
+        self._touched.append(keys)
+        if len(self._touched) > _PUT_OFF:
+            self.settle()
+
+    def settle(self) -> None:
+        """Do what was put off: an engine that admits a request waits for every look at a book."""
+        touched, self._touched = self._touched, []
+        for keys in touched:
+            there = list(filter(self._slots.__contains__, keys))
+            if self._filling:
+                there = [key for key in there if key in self]
+            if there:
+                self._policy.touch(there)
 
     def forget(self, keys: Sequence[Key], slots: Sequence[Slot]) -> None:
         """These keys must not be found in these slots any more, cached or on the way: a copy failed or is not
         wanted. A key that has found another slot in the meantime stays there. A slot that a copy still uses is
         free when release() or the last unpin() says that the copy has ended."""
+        self.settle()
         there = [(key, slot) for key, slot in zip(keys, slots, strict=True) if self._slots.get(key) == slot]
         cached = [key for key, slot in there if slot not in self._filling]
         if cached:
@@ -207,6 +220,7 @@ class HostPool:
 
     def reset(self) -> None:
         """Forget every key at once. Slots that copies still use become free when those have ended."""
+        self._touched.clear()
         self._policy.clear()
         used = set(self._slots.values())
         in_use = {slot for slot in used if slot in self._filling or slot in self._pins}
@@ -227,6 +241,7 @@ class HostPool:
         if ready == self._ready:
             return
         self._ready = ready
+        self.settle()
         self._policy.resize(max(1, ready))  # policies know no cache without a slot
 
     def take_removed(self) -> list[Key]:
@@ -247,6 +262,7 @@ class HostPool:
         something on the host builds on, the tail of its chain goes in its place. A tail that is pinned or kept
         stays, and the candidate with it.
         """
+        self.settle()
         kept_one = False
         before = self.evictions
         at_once = _AT_ONCE

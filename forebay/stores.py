@@ -1,8 +1,9 @@
 """Stores: which blocks to copy to the host this step.
 
-Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict. Both skip
-what is on the host or on the way, both take only as many blocks as there are slots for, and both flush a request
-that ends: eager what is left of it, lazy only if the device might reuse it before the next step is planned.
+Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict; and every
+block where the device has so few to spare that those of a request that ends may be gone before the next step is
+planned. Both skip what is on the host or on the way, both take only as many blocks as there are slots for, and
+both flush what is left of a request that ends, lazy only if the device has few to spare.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Stores:
         self._load_demand = 0  # the most that they asked for between two walks, of late
         self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
         self._unsafe = 0  # blocks that the last walk found unsafe
+        self._walked: tuple[int, ...] | None = None  # what it saw, unless something has changed since for sure
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
         """Plan the blocks of a running request that have become storable. Returns whether there were any."""
@@ -103,6 +105,14 @@ class Stores:
             if ready:
                 self._store(state, number, 0, ready)
 
+    @property
+    def is_pressed(self) -> bool:
+        """Lazy mode: whether what requests compute will have to be stored when they end, because a walk may come
+        to it too late. Then it is better stored while they run: the device has no blocks to spare for those that
+        are being copied."""
+        free = self._books.device.num_free + self._on_the_way()  # those come back
+        return free < self._target + max(self._load_demand, self._sum_asked())
+
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
         requests and need no reminder; lazy ones look at blocks."""
@@ -111,9 +121,9 @@ class Stores:
             return
         state.learn_keys(books.layout)
         for number, keys in enumerate(state.keys):
-            told = state.cursors[number] if state.cursors else 0
+            told = state.refused[number] if state.refused else 0
             self._refused.update(keys[told:])
-        state.cursors = [len(keys) for keys in state.keys]
+        state.refused = [len(keys) for keys in state.keys]
         if len(self._refused) > 2 * books.device.num_blocks:
             self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
 
@@ -131,6 +141,10 @@ class Stores:
         )
         return not soon
 
+    def _on_the_way(self) -> int:
+        """Blocks that are pinned out of the order until they are stored."""
+        return sum(len(transfer.order.blocks) for transfer in self._books.ledger if transfer.keeps_place)
+
     def _sum_asked(self) -> int:
         return sum(self._asked.values())
 
@@ -143,12 +157,27 @@ class Stores:
         """The blocks of a lazy store are back at the head of the order: safe, or not if it failed."""
         self._ahead = self._ahead + len(transfer.order.blocks) if transfer.state is State.DONE else 0
 
+    def order_changed(self) -> None:
+        """A request that runs was given blocks: they have left the device's order, though as many may have come
+        into it since."""
+        self._walked = None
+
+    def _sees(self) -> tuple[int, ...]:
+        """What changes if the order becomes longer or shorter, or the host loses something or has more room. Loads
+        and admissions say so themselves."""
+        pool = self._books.pool
+        return self._books.device.num_free, pool.evictions, pool.epoch, pool.ready
+
     def walk_evictions(self) -> None:
-        """Lazy mode: plan what the device would evict next, as far as the target reaches."""
+        """Lazy mode: plan what the device would evict next, as far as the target reaches. In most steps of an
+        engine that decodes, nothing has changed there, and nobody looks."""
         books = self._books
+        if self._walked == self._sees() and self.is_settled:
+            self.skip_walks(1)
+            return
         self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
         target = self._target + self._load_demand
-        on_the_way = sum(len(transfer.order.blocks) for transfer in books.ledger if transfer.keeps_place)
+        on_the_way = self._on_the_way()
         blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
@@ -173,6 +202,7 @@ class Stores:
         self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe
         self._asked.clear()
         self._walk_is_due = False
+        self._walked = self._sees()
 
     @property
     def is_settled(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -433,6 +434,75 @@ def test_a_slow_bus_leaves_the_engine_half_of_its_free_blocks() -> None:
     desk.device.free(reversed(running))
     [second] = desk.step().stores
     assert (len(second.blocks), desk.device.num_free) == (4, 4), "while copies are behind, half is left alone"
+
+
+def test_where_the_device_has_blocks_to_spare_lazy_stores_nothing_of_a_request_that_runs() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=26, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    assert desk.device.num_free == 9, "as many as lazy stores have to keep safe"
+    assert desk.step(Progress(request.id, 64)).stores == []
+    desk.end(request, table)
+    assert desk.manager.stats.stored_blocks == 0
+
+
+def test_where_the_device_is_nearly_full_lazy_stores_while_a_request_runs_and_not_when_it_ends() -> None:
+    """Stored at its end, its blocks would be pinned just when the next request needs them."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=25, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    step = desk.step(Progress(request.id, 64))
+    [store] = step.stores
+    assert (store.blocks, step.stored_for) == (table[0], [request.id])
+    desk.report(store)
+    desk.end(request, table)
+    assert (desk.device.num_free, desk.step().stores) == (24, []), "all of its blocks can be taken at once"
+
+
+def test_blocks_that_are_being_stored_do_not_make_the_device_full() -> None:
+    desk = full_of_evictable_blocks(num_blocks=29, max_batched_tokens=16)
+    running = desk.device.take(16)
+    assert running is not None
+    request = desk.request(prompt(64, 77))
+    desk.manager.allocated(request, [running], 0, 0)
+    [store] = desk.step(Progress(request.id, 64)).stores
+    assert desk.device.num_free == 12 - len(store.blocks) < 9
+    assert desk.step(Progress(request.id, 64)).stores == [], "they come back"
+
+
+@pytest.mark.parametrize("num_blocks", [25, 41])
+def test_lazy_keeps_nothing_of_a_request_that_ran_when_the_host_was_reset(num_blocks: int) -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=num_blocks, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    desk.report(*desk.step(Progress(request.id, 64)).stores)
+    desk.manager.reset()
+    desk.end(request, table)
+    while desk.device.take(4):
+        desk.report(*desk.step().stores)
+    assert desk.manager.pool.cached == 0
+
+
+def test_what_is_asked_for_in_a_step_counts_in_that_step() -> None:
+    """Or the step after it would find something to do although nothing has happened."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    desk.manager.allocated(request, desk.compute(request), 0, 0)
+    desk.manager._stores.can_take(request.id, 30)
+    [store] = desk.step(Progress(request.id, 64)).stores
+    desk.report(store)
+    assert desk.manager.is_settled
+    assert desk.step(Progress(request.id, 64)).stores == []
+
+
+def test_what_admissions_put_off_is_done_when_a_step_has_ended() -> None:
+    desk = Desk()
+    with mock.patch.object(desk.manager.pool, "settle") as settle:
+        desk.manager.report([])
+    settle.assert_called_once()
 
 
 # --- transfers ----------------------------------------------------------------------------------------

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
+from unittest import mock
 
 import pytest
 
 from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Outcome, Progress, SlidingWindow
 from forebay.ids import BlockId, RequestId
 from forebay.testing import TinyRequest
-from tests.builders import Desk, lose_device, make_engine, prompt, served, tokens_of
+from tests.builders import FULL, Desk, lose_device, make_engine, prompt, served, tokens_of
+from tests.watched import WatchedEngine
+
+HYBRID = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=8)), 4, 16)
+WINDOW = KVLayout((SlidingWindow(4, window_tokens=10),), 4, 16)
 
 
 def keys_of(desk: Desk, request: TinyRequest) -> list[Key]:
@@ -531,6 +537,117 @@ def test_skipped_steps_are_steps_without_news(count: int) -> None:
         assert stepping.manager.stats.not_yet_answers == skipping.manager.stats.not_yet_answers
         assert stepping.manager.stats.stored_blocks == skipping.manager.stats.stored_blocks
         assert stepping.device._queue == skipping.device._queue
+
+
+def settled(**settings: int) -> Desk:
+    """A lazy desk whose device holds cached blocks only, of which those near eviction are on the host."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16, **settings)
+    evictable(desk, families=range(desk.device.num_free // 4))
+    settle(desk)
+    return desk
+
+
+def evictable(desk: Desk, families: range) -> None:
+    for family in families:
+        for blocks in desk.compute(desk.request(prompt(16, family))):
+            desk.device.free(reversed(blocks))
+
+
+def settle(desk: Desk) -> None:
+    while stores := desk.step().stores:
+        desk.report(*stores)
+    desk.step()
+    with mock.patch.object(desk.device, "next_evictions") as walk:
+        desk.step()
+    walk.assert_not_called()
+
+
+def stored_next(desk: Desk) -> int:
+    return sum(len(store.blocks) for store in desk.step().stores)
+
+
+def test_the_order_is_looked_at_when_blocks_were_taken_that_nobody_told_of() -> None:
+    desk = settled()
+    assert desk.device.take(2)
+    assert stored_next(desk) == 2
+
+
+def test_the_order_is_looked_at_when_the_host_has_evicted() -> None:
+    desk = settled()
+    pool = desk.manager.pool
+    pool.make_room(pool.free + 1)
+    assert stored_next(desk) == 1
+
+
+def test_the_order_is_looked_at_when_the_host_has_forgotten() -> None:
+    desk = settled()
+    pool = desk.manager.pool
+    key, slot = next(iter(pool.index().items()))
+    pool.forget([key], [slot])
+    assert stored_next(desk) >= 1
+
+
+def test_the_order_is_looked_at_when_the_host_has_grown() -> None:
+    desk = settled(ready=3)
+    desk.manager.grow(64)
+    assert stored_next(desk) == 6
+
+
+def _takes_part(engine: WatchedEngine, rng: Random) -> None:
+    """One turn of traffic in which everything happens that may change what a walk finds."""
+    if rng.random() < 0.3:
+        engine.submit(prompt(rng.randrange(5, 60), rng.randrange(6)), rng.randrange(1, 30))
+    if rng.random() < 0.02 and engine.running:
+        engine.abort(rng.choice(engine.running))
+    if rng.random() < 0.01:
+        engine.manager.reset()
+    for copier in engine.copiers:
+        copier.faults.fail_chance = 0.3 if rng.random() < 0.1 else 0.0
+        copier.faults.delay_polls = rng.randrange(3)
+    engine.step()
+
+
+@pytest.mark.parametrize("slots", [12, 40, 200])
+@pytest.mark.parametrize("layout", [FULL, HYBRID, WINDOW], ids=["full", "hybrid", "window"])
+def test_walks_that_are_left_out_would_have_found_nothing(layout: KVLayout, slots: int) -> None:
+    """Two engines go the same way; one looks at the eviction order in every step, the other only if it may have
+    changed. Neither stores, waits or evicts otherwise than the other."""
+    left_out = 0
+    for seed in range(12):
+        always, if_need_be = (
+            make_engine(layout, mode=Mode.LAZY, slots=slots, num_blocks=60, max_batched_tokens=16, seed=seed)
+            for _ in range(2)
+        )
+        walk = mock.Mock(side_effect=always.device.next_evictions)
+        seldom = mock.Mock(side_effect=if_need_be.device.next_evictions)
+        always.device.next_evictions = walk  # type: ignore[method-assign]
+        if_need_be.device.next_evictions = seldom  # type: ignore[method-assign]
+        one, other = Random(seed), Random(seed)
+        for _ in range(150):
+            always.manager._stores.order_changed()
+            _takes_part(always, one)
+            _takes_part(if_need_be, other)
+            assert always.device._queue == if_need_be.device._queue
+            assert always.manager.pool.index() == if_need_be.manager.pool.index()
+            one_s, others = always.manager.stats, if_need_be.manager.stats
+            assert (one_s.stored_blocks, one_s.not_yet_answers) == (others.stored_blocks, others.not_yet_answers)
+            assert always.manager._stores._ahead == if_need_be.manager._stores._ahead
+        left_out += walk.call_count - seldom.call_count
+    assert left_out > 30
+
+
+def test_a_step_that_only_decodes_does_not_look_at_the_eviction_order() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=64, max_batched_tokens=16)
+    request = desk.request(prompt(16))
+    desk.manager.allocated(request, desk.compute(request), 0, 0)
+    desk.step(Progress(request.id, 16))
+    with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
+        for _ in range(3):
+            desk.step(Progress(request.id, 16))
+        walk.assert_not_called()
+        more = desk.blocks_for(4)
+        desk.step(Progress(request.id, 16, more))
+        walk.assert_called_once()
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "arc"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
@@ -42,6 +43,73 @@ every_policy = pytest.mark.parametrize("name", POLICY_NAMES)
 
 def _pool(slots: int) -> HostPool:
     return make_pool("lru", slots)
+
+
+class Told(LRU):
+    """Notes when it hears of hits."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots)
+        self.touched: list[Key] = []
+
+    def touch(self, keys: Sequence[Key]) -> None:
+        self.touched += keys
+        super().touch(keys)
+
+
+def test_the_policy_hears_of_hits_when_there_is_time() -> None:
+    policy = Told(4)
+    pool = HostPool(4, policy)
+    cache(pool, keys(1, 2))
+    pool.touch(keys(1))
+    assert policy.touched == []
+    pool.settle()
+    pool.settle()
+    assert policy.touched == keys(1)
+
+
+@pytest.mark.parametrize("what", ["make_room", "commit", "forget", "grow"])
+def test_the_policy_hears_of_hits_before_anything_that_changes_its_order(what: str) -> None:
+    policy = Told(4)
+    pool = HostPool(4, policy, ready=3)
+    cache(pool, keys(1, 2))
+    coming = pool.reserve(keys(3), chained=False)
+    pool.touch(keys(1))
+    if what == "make_room":
+        pool.make_room(1)
+        assert numbers(pool.index()) == [1], "what was hit stays longer"
+    elif what == "commit":
+        pool.commit(keys(3), coming)
+    elif what == "forget":
+        pool.forget(keys(2), [pool.index()[key(2)]])
+    else:
+        pool.grow(4)
+    assert policy.touched == keys(1)
+
+
+def test_not_many_hits_are_put_off() -> None:
+    policy = Told(4)
+    pool = HostPool(4, policy)
+    cache(pool, keys(1))
+    for _ in range(1000):
+        pool.touch(keys(1))
+    assert 700 < len(policy.touched) < 1000
+
+
+@every_policy
+def test_to_hear_of_hits_later_changes_nothing_in_the_order(name: str) -> None:
+    rng = random.Random(20241116)
+    for _ in range(50):
+        sooner, later = make_pool(name, 12), make_pool(name, 12)
+        for pool in (sooner, later):
+            cache_chain(pool, keys(*range(6)))
+            cache(pool, keys(*range(6, 12)))
+        for _ in range(rng.randrange(1, 6)):
+            hit = keys(*rng.sample(range(14), rng.randrange(1, 5)))
+            sooner.touch(hit)
+            sooner.settle()
+            later.touch(hit)
+        assert [evict_one(sooner) for _ in range(8)] == [evict_one(later) for _ in range(8)]
 
 
 # --- together and one by one -------------------------------------------------------------------------------

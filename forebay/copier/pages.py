@@ -47,7 +47,13 @@ _FIRST_BYTES = 32 * _MIB
 _STEP_BYTES = 32 * _MIB
 """Touched in one call: what close() waits for."""
 
-_AHEAD = 3
+_PIECE_BYTES = 64 * _MIB
+"""Registered in one call: what an engine's launches may wait for."""
+
+_MOST_PIECES = 4096
+"""Larger pieces rather than more: a process may have only so many mappings."""
+
+_AHEAD = 12
 """Pieces that are being touched while one is registered."""
 
 _MAX_THREADS = 16
@@ -99,7 +105,7 @@ class HostPages:
         unregister: Callable[[int], None] | None = None,
         numa_node: int | None = None,
         threads: int | None = None,
-        piece_bytes: int = 256 * _MIB,
+        piece_bytes: int | None = None,
         waits: bool = False,
     ) -> None:
         """`waits`: there is no more than the first piece until go_on() is called."""
@@ -115,6 +121,8 @@ class HostPages:
         self._register, self._unregister = register, unregister
         self._numa_node = numa_node
         self._threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 2) if threads is None else threads)
+        if piece_bytes is None:
+            piece_bytes = max(_PIECE_BYTES, slots * bytes_per_slot // _MOST_PIECES)
         # The first piece is as large as the others, but begins before slot 0: so a division finds a slot's piece.
         self._slots_per_piece = max(1, piece_bytes // bytes_per_slot)
         self._slots_before = self._slots_per_piece - max(1, min(piece_bytes, _FIRST_BYTES) // bytes_per_slot)

@@ -34,7 +34,7 @@ logger = init_logger("vllm.forebay")
 _TRIES = 5
 
 _LAZY_WAIT_S = 0.005
-"""In lazy mode the engine is about to need the blocks that are stored."""
+"""In lazy mode the engine is about to need blocks that are stored."""
 
 
 @dataclass(slots=True)

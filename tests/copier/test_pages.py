@@ -307,13 +307,20 @@ def test_the_next_pieces_are_touched_while_one_is_registered_but_not_all(monkeyp
     driver = Driver()
     driver.go.clear()
     with closing(driver.make(20, MIB, piece_bytes=MIB)) as host:
-        until(lambda: len(touched) == 4)
+        until(lambda: len(touched) == 13)
         time.sleep(0.1)
-        assert len(touched) == 4, "one that is registered and three ahead"
-        assert ours()["Size:"] == 4 * MIB
+        assert len(touched) == 13, "one that is registered and twelve ahead"
+        assert ours()["Size:"] == 13 * MIB
         driver.go.set()
         assert host.wait(60)
         assert (len(touched), host.ready) == (20, 20)
+
+
+@pytest.mark.parametrize(("slots", "pieces"), [(100, 4), (1 << 19, 4097)])
+def test_pieces_are_small_but_not_more_than_a_process_may_map(slots: int, pieces: int) -> None:
+    """A thread that launches kernels waits for the piece that is being registered."""
+    with closing(HostPages(slots, 2 * MIB, waits=True)) as host:
+        assert host.pieces(np.array([slots - 1])) + 1 == pieces
 
 
 def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +375,7 @@ def test_what_waits_can_be_closed() -> None:
 def test_the_first_slots_do_not_wait_for_a_large_piece() -> None:
     driver = Driver()
     with grown(100, MIB, driver=driver):
-        assert [length for _, length in driver.registered] == [32 * MIB, 68 * MIB]
+        assert [length for _, length in driver.registered] == [32 * MIB, 64 * MIB, 4 * MIB]
 
 
 def test_without_a_driver_nothing_is_pinned() -> None:
@@ -514,18 +521,18 @@ def test_the_growing_thread_dies_and_what_is_ready_stays(
 
     def dies() -> list[Limit]:
         asked.append(1)
-        if len(asked) == 7:
+        if len(asked) == 16:  # thirteen at first, then one for each that is ready
             raise SystemExit("killed")
         return []
 
     monkeypatch.setattr(memory, "memory_limits", dies)
     driver = Driver()
-    with grown(10, PAGE_BYTES, driver=driver, piece_bytes=PAGE_BYTES) as host:
+    with grown(30, PAGE_BYTES, driver=driver, piece_bytes=PAGE_BYTES) as host:
         assert (host.ready, host.pinned, host.growing) == (3, True, False)
         host.row(2)[:] = 1
         assert ours()["Size:"] == 3 * PAGE_BYTES
     [line] = warnings_in(caplog)
-    assert "3 of 10 slots" in line
+    assert "3 of 30 slots" in line
     assert "died (SystemExit('killed'))" in line
     assert sorted(driver.unregistered) == sorted(address for address, _ in driver.registered)
 
@@ -589,6 +596,7 @@ def test_it_stops_before_a_limit_is_reached(
 ) -> None:
     # What is touched is missing from what is left, and as much as was asked for has to stay.
     used, touch = [], memory.touch
+    monkeypatch.setattr(pages, "_AHEAD", 3)
     monkeypatch.setattr(memory, "touch", lambda address, length: (touch(address, length), used.append(length)))
     monkeypatch.setattr(memory, "memory_limits", lambda: [Limit("the cgroup", 1, 30 * MIB - sum(used))])
     with closing(HostPages(20, MIB, piece_bytes=MIB, threads=1)) as host:
@@ -668,7 +676,7 @@ def test_close_while_a_piece_is_registered_waits_for_it_and_ends_growth() -> Non
     until(host._stop.is_set)
     time.sleep(0.05)
     assert closer.is_alive()
-    assert ours()["Size:"] == 4 * PAGE_BYTES, "unmapped under the driver's hands"
+    assert ours()["Size:"] == 13 * PAGE_BYTES, "unmapped under the driver's hands"
     driver.go.set()
     closer.join(60)
     assert not host.growing

@@ -65,7 +65,7 @@ def _reference(family: Family, asked: list[tuple[Tokens, int]]) -> list[tuple[To
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("family", "lazy", "count"), [(LLAMA, False, 1000), (LLAMA, True, 300), (GEMMA2, True, 300)], ids=str
+    ("family", "lazy", "count"), [(LLAMA, False, 1000), (LLAMA, True, 300), (GEMMA2, True, 1200)], ids=str
 )
 def test_mixed_traffic_with_failing_copies_preemptions_and_aborts(family: Family, lazy: bool, count: int) -> None:
     rng = Random(7)
