@@ -111,9 +111,10 @@ class OffloadManager:
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
         self._draining = False
+        self._has_stepped = False  # since the last report
         self._recorder = recorder
-        # Eager stores put on the host what is on the device too. Lazy ones put there what no longer is; of what is
-        # on the device, about half is on the host as well, because it was loaded.
+        # Eager stores put on the host what is on the device too. Lazy ones mostly put there what no longer is; of
+        # what is on the device, about half is on the host as well, because it was loaded.
         beside = device.num_blocks / 2 if config.mode is Mode.LAZY else 0
         self._ghost = Ghost(layout, slots, beside) if predicts else None
 
@@ -163,6 +164,7 @@ class OffloadManager:
                 state.stores = request.may_store  # nothing of what it computed before a reset is left
             self._count_admission(state, device_tokens, loaded_tokens)
             self._stores.taken(sum(map(len, table)))
+        self._stores.order_changed()
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
         self._loads.has_moved(state)
@@ -250,8 +252,9 @@ class OffloadManager:
                 self._loads.end_reservation(request_id)
                 if new_blocks is not None and state.table:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
-                        blocks.extend(added)
-                    self._stores.order_changed()
+                        if added:
+                            blocks.extend(added)
+                            self._stores.order_changed()
                 if not state.stores:
                     self._stores.refuse(state)
                 elif eager and self._stores.advance(state, confirmed_tokens):
@@ -260,6 +263,7 @@ class OffloadManager:
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
         self._loads.end_pass()
+        self._has_stepped = True
         self._books.note_removed()
         now = self._books.clock()
         submit = self._books.ledger.submit
@@ -275,7 +279,9 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
-        self._books.pool.settle()
+        if self._has_stepped:  # or the engine waits for this report before it can begin the step
+            self._has_stepped = False
+            self._books.pool.settle()
         self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)

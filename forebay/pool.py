@@ -30,7 +30,7 @@ from forebay.policies import Policy
 from forebay.tally import Tally
 
 _AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
-_PUT_OFF = 256  # hits that the policy hears of later, at most
+_PUT_OFF = 256  # runs of keys that were hit and that the policy hears of later, at most
 _FEW = 16  # fewer than these do not pay for a change between together and one by one
 
 
@@ -220,7 +220,6 @@ class HostPool:
 
     def reset(self) -> None:
         """Forget every key at once. Slots that copies still use become free when those have ended."""
-        self._touched.clear()
         self._policy.clear()
         used = set(self._slots.values())
         in_use = {slot for slot in used if slot in self._filling or slot in self._pins}

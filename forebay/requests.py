@@ -53,7 +53,8 @@ class RequestState:
     keys: list[list[Key]]  # by group
     table: list[list[BlockId]] = field(default_factory=list)  # by group; empty until allocated
     cursors: list[int] = field(default_factory=list)  # by group: blocks before it were looked at for storing
-    refused: list[int] = field(default_factory=list)  # by group: keys before it are known as not to be kept
+    refused: list[int] = field(default_factory=list)  # by group: keys before it are known as not to be kept,
+    refused_in: int = 0  # if the set of those is still this one
     next_store_tokens: int = 0  # nothing new can be stored before that many tokens are confirmed
     held: Held | None = None
     bridges: bool = True  # gaps may be bridged from the device; not again after it was not admitted with that
@@ -77,11 +78,9 @@ class RequestState:
         again: what is on the host is not stored twice, and what has left the host meanwhile is."""
         self.table = [list(blocks) for blocks in table]
         self.cursors = [0] * len(self.table)
-        self.refused = []
         self.next_store_tokens = 0
 
     def clear_table(self) -> None:
         """The request starts over: nothing it computed before counts any more."""
         self.table = []
         self.cursors = []
-        self.refused = []

@@ -1,9 +1,9 @@
 """Stores: which blocks to copy to the host this step.
 
-Eager: every block, once its tokens are confirmed. Lazy: only blocks that the device is about to evict; and every
-block where the device has so few to spare that those of a request that ends may be gone before the next step is
-planned. Both skip what is on the host or on the way, both take only as many blocks as there are slots for, and
-both flush what is left of a request that ends, lazy only if the device has few to spare.
+Eager: every block, once its tokens are confirmed. Lazy: blocks that the device is about to evict; and every block
+where the device has so few to spare that those of a request that ends may be gone before the next step is planned,
+and the host has many. Both skip what is on the host or on the way, both take only as many blocks as there are
+slots for, and both flush what is left of a request that ends, lazy only if the device has few to spare.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from forebay.ids import BlockId, Key, RequestId
 from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
+_LARGE_HOST = 2  # times the device
+
 
 class Stores:
     def __init__(self, books: Books, lazy_target: int) -> None:
@@ -30,6 +32,8 @@ class Stores:
         # Lazy mode only:
         self._ancestry = Ancestry(2 * books.device.num_blocks)
         self._refused: set[Key] = set()  # keys on the device that must not be kept, though their request is gone
+        self._most_refused = 2 * books.device.num_blocks
+        self._refused_since = 1  # changes when keys were taken out that requests have told of
         self._ahead = 0  # blocks that the device may take, in its order, without losing anything
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
@@ -107,10 +111,13 @@ class Stores:
 
     @property
     def is_pressed(self) -> bool:
-        """Lazy mode: whether what requests compute will have to be stored when they end, because a walk may come
+        """Lazy mode: whether what requests compute may have to be stored when they end, because a walk would come
         to it too late. Then it is better stored while they run: the device has no blocks to spare for those that
-        are being copied."""
-        free = self._books.device.num_free + self._on_the_way()  # those come back
+        are being copied. Not on a small host: what is stored early makes way there for what is stored next."""
+        device = self._books.device
+        if self._books.pool.ready < _LARGE_HOST * device.num_blocks:
+            return False
+        free = device.num_free + self._on_the_way()  # those come back
         return free < self._target + max(self._load_demand, self._sum_asked())
 
     def refuse(self, state: RequestState) -> None:
@@ -120,12 +127,17 @@ class Stores:
         if books.config.mode is not Mode.LAZY:
             return
         state.learn_keys(books.layout)
+        is_known = state.refused_in == self._refused_since
         for number, keys in enumerate(state.keys):
-            told = state.refused[number] if state.refused else 0
+            told = state.refused[number] if is_known else 0
             self._refused.update(keys[told:])
         state.refused = [len(keys) for keys in state.keys]
-        if len(self._refused) > 2 * books.device.num_blocks:
+        state.refused_in = self._refused_since
+        if len(self._refused) > self._most_refused:
+            # Requests that run have told of keys that the device does not have yet: they tell of all keys again.
             self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
+            self._refused_since += 1
+            self._most_refused = 2 * max(books.device.num_blocks, len(self._refused))
 
     def can_take(self, request_id: RequestId, count: int) -> bool:
         """Whether a load may take `count` blocks from the device's order. False if that would lose blocks that can
@@ -158,13 +170,12 @@ class Stores:
         self._ahead = self._ahead + len(transfer.order.blocks) if transfer.state is State.DONE else 0
 
     def order_changed(self) -> None:
-        """A request that runs was given blocks: they have left the device's order, though as many may have come
-        into it since."""
+        """A request was given blocks: they have left the device's order, though as many may have come into it
+        since."""
         self._walked = None
 
     def _sees(self) -> tuple[int, ...]:
-        """What changes if the order becomes longer or shorter, or the host loses something or has more room. Loads
-        and admissions say so themselves."""
+        """What changes if the order becomes longer or shorter, or the host loses something or has more room."""
         pool = self._books.pool
         return self._books.device.num_free, pool.evictions, pool.epoch, pool.ready
 
@@ -202,7 +213,8 @@ class Stores:
         self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe
         self._asked.clear()
         self._walk_is_due = False
-        self._walked = self._sees()
+        # What is on its way comes back into the order, or a request has taken it: that does not show in numbers.
+        self._walked = None if on_the_way else self._sees()
 
     @property
     def is_settled(self) -> bool:

@@ -28,6 +28,7 @@ from forebay import (
     TransferId,
     host_slots,
 )
+from forebay.ids import RequestId
 from forebay.testing import NULL, Faults, TinyRequest
 from tests.builders import FULL, Desk, hold, lose_device, make_engine, prompt, release, served, tokens_of
 from tests.watched import WatchedEngine
@@ -488,7 +489,7 @@ def test_lazy_keeps_nothing_of_a_request_that_ran_when_the_host_was_reset(num_bl
 
 def test_what_is_asked_for_in_a_step_counts_in_that_step() -> None:
     """Or the step after it would find something to do although nothing has happened."""
-    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, slots=82, max_batched_tokens=16)
     request = desk.request(prompt(64))
     desk.manager.allocated(request, desk.compute(request), 0, 0)
     desk.manager._stores.can_take(request.id, 30)
@@ -498,9 +499,38 @@ def test_what_is_asked_for_in_a_step_counts_in_that_step() -> None:
     assert desk.step(Progress(request.id, 64)).stores == []
 
 
-def test_what_admissions_put_off_is_done_when_a_step_has_ended() -> None:
+@pytest.mark.parametrize(("free", "asks_again", "is_stored"), [(15, False, True), (21, True, False)])
+def test_what_loads_asked_for_of_late_counts_once(free: int, asks_again: bool, is_stored: bool) -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=17 + free, slots=100, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager._stores.can_take(RequestId("another"), 10)
+    assert desk.step().stores == []
+    desk.manager.allocated(request, table, 0, 0)
+    if asks_again:
+        desk.manager._stores.can_take(RequestId("another"), 10)
+    assert bool(desk.step(Progress(request.id, 64)).stores) is is_stored
+
+
+def test_where_the_host_is_small_lazy_stores_nothing_of_a_request_that_runs() -> None:
+    """What is stored early would make way for what is stored next."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=49, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    assert desk.step(Progress(request.id, 64)).stores == []
+    desk.end(request, table)
+    [store] = desk.step().stores
+    assert sorted(store.blocks) == sorted(table[0])
+
+
+def test_what_admissions_put_off_is_done_when_a_step_was_planned() -> None:
     desk = Desk()
     with mock.patch.object(desk.manager.pool, "settle") as settle:
+        desk.manager.report([])
+        settle.assert_not_called()
+        desk.manager.step()
+        settle.assert_not_called()
         desk.manager.report([])
     settle.assert_called_once()
 

@@ -593,6 +593,62 @@ def test_the_order_is_looked_at_when_the_host_has_grown() -> None:
     assert stored_next(desk) == 6
 
 
+def test_the_order_is_looked_at_when_what_is_on_its_way_will_not_come_back() -> None:
+    """While it is stored, a request finds it on the device and goes on using it."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16)
+    evictable(desk, families=range(10))
+    [store] = desk.step().stores
+    running = []
+    for family in range(3):
+        request = desk.request([*prompt(16, family), 9])
+        found = desk.device.find_run(keys_of(desk, request), 0, 4)
+        desk.device.use(found)
+        desk.manager.allocated(request, [found], 16, 0)
+        running.append(Progress(request.id, 16))
+    desk.report(store, *desk.step(*running).stores)
+    for _ in range(3):
+        desk.report(*desk.step(*running).stores)
+    _, keys = desk.device.next_evictions(9)
+    assert [key for key in keys if key is not None and key not in desk.manager.pool] == []
+
+
+def test_the_order_is_looked_at_when_a_request_that_was_loaded_is_given_more() -> None:
+    """As many blocks as it takes may have come into the order meanwhile, and nobody tells of new ones."""
+    desk = settled(slots=200)
+    request = desk.request(prompt(16, 50))
+    table = desk.blocks_for(16)
+    desk.manager.allocated(request, table, 0, 0)
+    settle(desk)
+    with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
+        desk.manager.allocated(request, table, 16, 0)
+        desk.step(Progress(request.id, 16))
+    walk.assert_called_once()
+
+
+def test_what_must_not_be_kept_is_not_forgotten_before_it_is_computed() -> None:
+    """The set of such keys is thinned out if there are many: to those that the device has."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16)
+    request = desk.request(prompt(80, 7), may_store=False)
+    table = desk.compute(request, tokens=16)
+    desk.manager.allocated(request, table, 0, 0)
+    desk.step(Progress(request.id, 0))
+    for family in range(20, 24):
+        other = desk.request(prompt(80, family), may_store=False)
+        begun = desk.compute(other, tokens=4)
+        desk.manager.allocated(other, begun, 0, 0)
+        desk.step(Progress(request.id, 16), Progress(other.id, 0))
+        desk.end(other, begun, 0)
+    more = desk.blocks_for(64)
+    keys = keys_of(desk, request)
+    for block, key in zip(more[0], keys[4:], strict=True):
+        desk.device.cache(block, key)
+    desk.step(Progress(request.id, 80, more))
+    desk.end(request, [table[0] + more[0]])
+    while desk.device.take(2):
+        desk.report(*desk.step().stores)
+    assert [key for key in keys if key in desk.manager.pool] == []
+
+
 def _takes_part(engine: WatchedEngine, rng: Random) -> None:
     """One turn of traffic in which everything happens that may change what a walk finds."""
     if rng.random() < 0.3:

@@ -7,9 +7,7 @@
 
 To touch and to pin what a server has takes many seconds. No engine waits for that: slots come while it runs. But
 both take locks, of the process and of the driver: beside them, a graph of vLLM's took 0.7 s to capture instead of
-0.1. So if asked to, this waits with all but the first piece until the engine has started. And after every piece
-that was registered it rests as long as that took: who takes a lock again and again keeps others out, for a third
-of a second where they launch kernels.
+0.1. So if asked to, this waits with all but the first piece until the engine has started.
 
 One thread maps, registers and publishes piece after piece, and nobody else changes anything here until close().
 Others touch the pieces ahead of it.
@@ -20,7 +18,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -47,13 +44,7 @@ _FIRST_BYTES = 32 * _MIB
 _STEP_BYTES = 32 * _MIB
 """Touched in one call: what close() waits for."""
 
-_PIECE_BYTES = 64 * _MIB
-"""Registered in one call: what an engine's launches may wait for."""
-
-_MOST_PIECES = 4096
-"""Larger pieces rather than more: a process may have only so many mappings."""
-
-_AHEAD = 12
+_AHEAD = 3
 """Pieces that are being touched while one is registered."""
 
 _MAX_THREADS = 16
@@ -105,7 +96,7 @@ class HostPages:
         unregister: Callable[[int], None] | None = None,
         numa_node: int | None = None,
         threads: int | None = None,
-        piece_bytes: int | None = None,
+        piece_bytes: int = 256 * _MIB,
         waits: bool = False,
     ) -> None:
         """`waits`: there is no more than the first piece until go_on() is called."""
@@ -121,8 +112,6 @@ class HostPages:
         self._register, self._unregister = register, unregister
         self._numa_node = numa_node
         self._threads = max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) - 2) if threads is None else threads)
-        if piece_bytes is None:
-            piece_bytes = max(_PIECE_BYTES, slots * bytes_per_slot // _MOST_PIECES)
         # The first piece is as large as the others, but begins before slot 0: so a division finds a slot's piece.
         self._slots_per_piece = max(1, piece_bytes // bytes_per_slot)
         self._slots_before = self._slots_per_piece - max(1, min(piece_bytes, _FIRST_BYTES) // bytes_per_slot)
@@ -130,7 +119,6 @@ class HostPages:
         # By piece: where slot 0 would be if all slots were in one run with those of the piece.
         self._origins = np.zeros(len(self._begins), np.int64)
         self._published: list[_Piece] = []
-        self._registering_s = 0.0  # that the last piece took
         self._pid = os.getpid()
         self._stop, self._ended, self._go = Event(), Event(), Event()
         if not waits:
@@ -227,7 +215,6 @@ class HostPages:
             if not self._stop.is_set():
                 self._publish(ahead.popleft())
                 if self.ready < self.slots:
-                    self._stop.wait(self._registering_s)
                     self._go.wait()
         if reason:
             raise reason
@@ -273,7 +260,6 @@ class HostPages:
         is_first = piece.first_slot == 0
         if self._stop.is_set() or self._register is None or not (is_first or self.pinned):
             return
-        began = time.perf_counter()
         try:
             self._register(piece.address, piece.length)
         except Exception as error:
@@ -281,7 +267,6 @@ class HostPages:
                 raise _NoMoreError(f"no more could be pinned ({error!r}); {_MEMLOCK_HINT}") from error
             logger.warning("host memory: not pinned, so copies are slow (%r); %s", error, _MEMLOCK_HINT)
             return
-        self._registering_s = time.perf_counter() - began
         piece.registered = True
 
     def _publish(self, piece: _Piece) -> None:

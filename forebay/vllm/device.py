@@ -75,7 +75,7 @@ class BlockPoolDevice:
         return run
 
     def next_evictions(self, count: int) -> tuple[list[BlockId], list[Key | None]]:
-        # In every step, and mostly the same blocks: so their keys are kept, and nothing is called for each.
+        # In many steps, and mostly the same blocks: so their keys are kept, and nothing is called for each.
         head: list[KVCacheBlock] = list(islice(self._pool.free_block_queue.iter_blocks_after(None), count))
         blocks = cast("list[BlockId]", [each.block_id for each in head])
         names: list[bytes | None] = [each.block_hash for each in head]

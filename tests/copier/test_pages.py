@@ -5,13 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -307,20 +305,13 @@ def test_the_next_pieces_are_touched_while_one_is_registered_but_not_all(monkeyp
     driver = Driver()
     driver.go.clear()
     with closing(driver.make(20, MIB, piece_bytes=MIB)) as host:
-        until(lambda: len(touched) == 13)
+        until(lambda: len(touched) == 4)
         time.sleep(0.1)
-        assert len(touched) == 13, "one that is registered and twelve ahead"
-        assert ours()["Size:"] == 13 * MIB
+        assert len(touched) == 4, "one that is registered and three ahead"
+        assert ours()["Size:"] == 4 * MIB
         driver.go.set()
         assert host.wait(60)
         assert (len(touched), host.ready) == (20, 20)
-
-
-@pytest.mark.parametrize(("slots", "pieces"), [(100, 4), (1 << 19, 4097)])
-def test_pieces_are_small_but_not_more_than_a_process_may_map(slots: int, pieces: int) -> None:
-    """A thread that launches kernels waits for the piece that is being registered."""
-    with closing(HostPages(slots, 2 * MIB, waits=True)) as host:
-        assert host.pieces(np.array([slots - 1])) + 1 == pieces
 
 
 def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,28 +325,6 @@ def test_there_is_one_piece_until_it_may_go_on(monkeypatch: pytest.MonkeyPatch) 
             host.go_on()
         assert host.wait(60)
         assert (host.ready, len(driver.registered)) == (20, 20)
-
-
-def test_after_every_piece_it_rests_as_long_as_that_took_to_register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a rest between them, its calls keep an engine's threads from the driver's lock."""
-    now, rests = [0.0], []
-
-    class Resting(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            if timeout is None or threading.current_thread().name != "forebay-pages":
-                return super().wait(timeout)
-            rests.append(timeout)
-            return self.is_set()
-
-    monkeypatch.setattr("forebay.copier.pages.Event", Resting)
-    monkeypatch.setattr("forebay.copier.pages.time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def register(address: int, length: int) -> None:
-        now[0] += length / MIB
-
-    with closing(HostPages(8, MIB, register=register, unregister=lambda _: None, piece_bytes=2 * MIB)) as host:
-        assert host.wait(60)
-    assert rests == [2.0, 2.0, 2.0], "and after the last one there is nobody to rest for"
 
 
 def test_if_one_piece_is_all_there_is_nothing_to_wait_for() -> None:
@@ -375,7 +344,7 @@ def test_what_waits_can_be_closed() -> None:
 def test_the_first_slots_do_not_wait_for_a_large_piece() -> None:
     driver = Driver()
     with grown(100, MIB, driver=driver):
-        assert [length for _, length in driver.registered] == [32 * MIB, 64 * MIB, 4 * MIB]
+        assert [length for _, length in driver.registered] == [32 * MIB, 68 * MIB]
 
 
 def test_without_a_driver_nothing_is_pinned() -> None:
@@ -521,18 +490,18 @@ def test_the_growing_thread_dies_and_what_is_ready_stays(
 
     def dies() -> list[Limit]:
         asked.append(1)
-        if len(asked) == 16:  # thirteen at first, then one for each that is ready
+        if len(asked) == 7:
             raise SystemExit("killed")
         return []
 
     monkeypatch.setattr(memory, "memory_limits", dies)
     driver = Driver()
-    with grown(30, PAGE_BYTES, driver=driver, piece_bytes=PAGE_BYTES) as host:
+    with grown(10, PAGE_BYTES, driver=driver, piece_bytes=PAGE_BYTES) as host:
         assert (host.ready, host.pinned, host.growing) == (3, True, False)
         host.row(2)[:] = 1
         assert ours()["Size:"] == 3 * PAGE_BYTES
     [line] = warnings_in(caplog)
-    assert "3 of 30 slots" in line
+    assert "3 of 10 slots" in line
     assert "died (SystemExit('killed'))" in line
     assert sorted(driver.unregistered) == sorted(address for address, _ in driver.registered)
 
@@ -596,7 +565,6 @@ def test_it_stops_before_a_limit_is_reached(
 ) -> None:
     # What is touched is missing from what is left, and as much as was asked for has to stay.
     used, touch = [], memory.touch
-    monkeypatch.setattr(pages, "_AHEAD", 3)
     monkeypatch.setattr(memory, "touch", lambda address, length: (touch(address, length), used.append(length)))
     monkeypatch.setattr(memory, "memory_limits", lambda: [Limit("the cgroup", 1, 30 * MIB - sum(used))])
     with closing(HostPages(20, MIB, piece_bytes=MIB, threads=1)) as host:
@@ -676,7 +644,7 @@ def test_close_while_a_piece_is_registered_waits_for_it_and_ends_growth() -> Non
     until(host._stop.is_set)
     time.sleep(0.05)
     assert closer.is_alive()
-    assert ours()["Size:"] == 13 * PAGE_BYTES, "unmapped under the driver's hands"
+    assert ours()["Size:"] == 4 * PAGE_BYTES, "unmapped under the driver's hands"
     driver.go.set()
     closer.join(60)
     assert not host.growing
