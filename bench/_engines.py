@@ -151,7 +151,7 @@ def engine_args(
         "max_model_len": shape.max_model_len,
         "max_num_batched_tokens": batched_tokens,
         "max_num_seqs": 128 if cuda else 8,
-        "worker_extension_cls": "_bytes.Blocks",
+        "worker_extension_cls": "_calls.Calls",
     }
     if cuda:
         args["gpu_memory_utilization"] = 0.6  # the device cache is cut anyway: leave room for a predecessor

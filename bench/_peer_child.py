@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _bytes import came_back
+from _calls import until_first_tokens
 from _children import available_bytes, resident_bytes, write_record
 from _workloads import WORKLOADS, Answer, Ask, Shape, Tokens, warm_up
 
@@ -98,10 +99,16 @@ async def serve(spec: dict[str, Any], record: dict[str, Any], record_file: Path)
         record["warm_up"] = await warm_up(shape, ask)
     gc.collect()
     gc.freeze()
+    if spec["calls"]:
+        record["calls"] = {}
+        await engine.collective_rpc("watch_calls")
     for name in spec["workloads"]:
         stage(name)
         await asyncio.sleep(0.5)  # copies of the workload before may still be on their way
         record["workloads"][name] = await WORKLOADS[name](shape, ask)
+        if spec["calls"]:
+            [calls] = await engine.collective_rpc("take_calls")
+            record["calls"][name] = until_first_tokens(calls, record["workloads"][name])
         gc.collect()
     record["resident_bytes"] = resident_bytes(os.getpid())
     record["available_drop_bytes"] = available - available_bytes()

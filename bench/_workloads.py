@@ -172,6 +172,7 @@ async def phase(
     asked = sum(answer.prompt_tokens for answer in answers)
     told = sum(len(answer.tokens) for answer in answers)
     measured = {
+        "at": started,
         "seconds": seconds,
         "share_cached": sum(answer.cached_tokens for answer in answers) / asked,
         "tokens_per_s": (asked + told) / seconds,

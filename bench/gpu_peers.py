@@ -5,6 +5,7 @@
     python bench/gpu_peers.py --only none,forebay-eager --workloads documents,chat
     python bench/gpu_peers.py --forebay-extra '{"verify": "off"}'
     python bench/gpu_peers.py --cuda-graphs full                # for all small steps, not only for decoding
+    python bench/gpu_peers.py --calls --only none,forebay-lazy  # where the time until the first tokens goes
 
 Every engine runs in a process of its own, with the same prompts: documents, chat, miss and fits of _workloads.py.
 One that fails or is late is a column that says so, as is one that brings back other bytes than were computed, with
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from _about import about, has_cuda, print_about
+from _calls import lines
 from _children import end_on_signal, run_child
 from _engines import ENGINES, GRAPHS, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
 from _table import Column, columns, table, verdicts
@@ -62,6 +64,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--cuda-graphs", nargs="?", choices=GRAPHS, const="decode", help="for decoding, or for all small steps"
     )
+    parser.add_argument("--calls", action="store_true", help="time calls in the engine, which takes time itself")
     parser.add_argument("--engine-timeout", type=float, default=150.0, metavar="S")
     parser.add_argument(
         "--budget", type=float, default=570.0, metavar="S", help="no engine begins that cannot end"
@@ -160,6 +163,7 @@ class Bench:
             "engine_args": args,
             "shape": as_dict(self.shape),
             "workloads": workloads,
+            "calls": self.args.calls and row["kind"] != "cold",
             "prove": bool(workloads) and engine.connector is not None,
             "measure_copy": self.cuda and row["kind"] == "none",
         }
@@ -191,6 +195,8 @@ class Bench:
                 print_about({"pinned copy": f"{way} {speed:.1f} GB/s"})
         every = columns(self.record["rows"])
         print("\n" + "\n".join(table(every)))
+        for line in lines(self.record["rows"]):
+            print(line)
         found = [(ours, self.judge(ours, every)) for ours in every if ours.kind == "forebay"]
         self.record["verdicts"] = {ours.name: [vars(each) for each in judged] for ours, judged in found}
         for ours, judged in found:

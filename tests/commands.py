@@ -169,7 +169,7 @@ RULES = (
         "tests/tools/test_settings_page.py::test_the_page_has_the_tables_that_the_code_says",
     ),
     _left(r"python bench/gpu_\w+\.py .*--cuda-graphs.*", "needs a GPU"),
-    _by(r"python bench/gpu_peers\.py(?: --json .*)?", "tests/vllm/test_bench.py::test_peers"),
+    _by(r"python bench/gpu_peers\.py(?: --json .*| --calls .*)?", "tests/vllm/test_bench.py::test_peers"),
     _by(r"python bench/gpu_answers\.py (?:--json .*|--control)", "tests/vllm/test_bench.py::test_answers"),
     _left(r"python bench/copy_speed\.py.*", "needs a GPU"),
     _left(r"make docs", "make test builds the site before it runs the tests"),

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from forebay.vllm import SimpleCPUOffloadConnector
+from tests.vllm.families import LLAMA
+from tests.vllm.harness import Engine, prompts
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +29,8 @@ def run(script: str, *arguments: str, record: Path) -> dict[str, Any]:
 
 
 def test_peers(tmp_path: Path) -> None:
-    record = run("gpu_peers.py", "--only", "forebay-eager", "--no-cold-start", record=tmp_path / "peers.json")
+    arguments = ("--only", "forebay-eager", "--no-cold-start", "--calls")
+    record = run("gpu_peers.py", *arguments, record=tmp_path / "peers.json")
     (row,) = record["rows"]
     assert row["problem"] is None, row["tail"]
     first, *repeats = row["workloads"]["documents"]
@@ -28,8 +38,33 @@ def test_peers(tmp_path: Path) -> None:
     assert all(each["share_cached"] > 0.95 for each in repeats)
     assert [len(row["workloads"][name]) for name in ("documents", "chat", "miss", "fits")] == [3, 3, 2, 2]
     assert row["came_back"]["right"] == row["came_back"]["cached"] > 90, "of four documents of 24 blocks and a bit"
+    for workload in ("documents", "fits"):
+        for call in ("runner.execute_model", "connector.bind_connector_metadata"):
+            assert row["calls"][workload][call]["calls"] >= 1
     assert row["start_s"] > 0
     assert row["resident_bytes"] > record["shape"]["host_bytes"]
+
+
+def test_calls_of_a_scheduler_in_the_same_process_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one GPU it is; on a CPU vLLM gives a worker a process of its own, unless it is in ours."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    calls = importlib.import_module("_calls")
+    monkeypatch.setattr(gc, "callbacks", [])
+    for module, owner, methods in calls._VLLM:
+        of = getattr(importlib.import_module(module), owner)
+        for name in methods:
+            monkeypatch.setattr(of, name, getattr(of, name))  # and back at the end
+    for name in calls._CONNECTOR:
+        monkeypatch.setattr(SimpleCPUOffloadConnector, name, getattr(SimpleCPUOffloadConnector, name))
+    with Engine(LLAMA, {"cpu_bytes_to_use": "12MB"}) as engine:
+        worker = calls.Calls()
+        worker.model_runner = None
+        worker.watch_calls()
+        engine.generate(prompts(3))
+        counted = Counter(name for name, _, _ in worker.take_calls())
+    for name in ("preprocess_add_request", "get_computed_blocks", "connector.get_num_new_matched_tokens"):
+        assert counted[name] == 3, "one for each prompt"
+    assert counted["schedule"] >= counted["connector.build_connector_meta"] >= counted["update_from_output"] >= 8
 
 
 def test_answers(tmp_path: Path) -> None:
