@@ -3,6 +3,10 @@
 Calls of vLLM's scheduler and model runner and of the connector are timed in the engine's own process, with every
 collection of garbage there. A clock that all processes share says which of them lie between the start of a phase
 and its last first token. To time them takes a microsecond each, so times with `--calls` are not for the table.
+
+Calls lie in each other, so their times do not add up: those of the connector and of the cache manager in
+schedule() and update_from_output(), or in execute_model(). A name that is not in the table was not called, or was
+in another process, as all of the scheduler's are where a worker has one of its own.
 """
 
 from __future__ import annotations
@@ -97,7 +101,7 @@ def _connector() -> object | None:
 def until_first_tokens(calls: Sequence[Call], phases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """By name, over the phases: the median of how many there were before the last first token of a phase, and of
     how many milliseconds they took together."""
-    windows = [(each["at"], each["at"] + max(each["ttft_s"])) for each in phases]
+    windows = [(each["at"], each["last_first_token_at"]) for each in phases]
     found: dict[str, list[tuple[int, float]]] = defaultdict(lambda: [(0, 0.0)] * len(windows))
     for name, began, ended in calls:
         for number, (start, end) in enumerate(windows):

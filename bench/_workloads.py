@@ -161,10 +161,15 @@ async def phase(
     start, the first is asked so long before the others, all of which have to be asked at once then."""
     gate = asyncio.Semaphore(at_once)
 
+    first_tokens_at = []
+
     async def one(tokens: Tokens, after_s: float) -> Answer:
         async with gate:
             await asyncio.sleep(after_s)
-            return await ask(tokens, answer_tokens)
+            asked = time.perf_counter()
+            answer = await ask(tokens, answer_tokens)
+            first_tokens_at.append(asked + answer.ttft_s)
+            return answer
 
     started = time.perf_counter()
     answers = await asyncio.gather(*[one(tokens, head_start_s if i else 0.0) for i, tokens in enumerate(prompts)])
@@ -173,6 +178,7 @@ async def phase(
     told = sum(len(answer.tokens) for answer in answers)
     measured = {
         "at": started,
+        "last_first_token_at": max(first_tokens_at),
         "seconds": seconds,
         "share_cached": sum(answer.cached_tokens for answer in answers) / asked,
         "tokens_per_s": (asked + told) / seconds,

@@ -105,13 +105,14 @@ class OffloadManager:
             clock=clock,
             max_batched_tokens=max_batched_tokens,
         )
-        self._stores = Stores(self._books, layout.lazy_reach_blocks(max_batched_tokens, max_requests))
-        self._loads = Loads(self._books, self._stores, engine_reserves)
         self._requests: dict[RequestId, RequestState] = {}
+        reach = layout.lazy_reach_blocks(max_batched_tokens, max_requests)
+        self._stores = Stores(self._books, reach, self._requests)
+        self._loads = Loads(self._books, self._stores, engine_reserves)
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
         self._draining = False
-        self._has_stepped = False  # since the last report
+        self._hits_are_due = False  # for the policy to hear of: a step was planned since the last was put off
         self._recorder = recorder
         # Eager stores put on the host what is on the device too. Lazy ones mostly put there what no longer is; of
         # what is on the device, about half is on the host as well, because it was loaded.
@@ -263,7 +264,7 @@ class OffloadManager:
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
         self._loads.end_pass()
-        self._has_stepped = True
+        self._hits_are_due = True
         self._books.note_removed()
         now = self._books.clock()
         submit = self._books.ledger.submit
@@ -279,8 +280,7 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
-        if self._has_stepped:  # or the engine waits for this report before it can begin the step
-            self._has_stepped = False
+        if self._hits_are_due:  # or the engine waits for this report before it can begin the step
             self._books.pool.settle()
         self._ends.tell(outcomes)
         for report in reports:
@@ -364,6 +364,7 @@ class OffloadManager:
             # Also what the engine found on its own device: the hottest prefix must not be the first to leave the
             # host because nobody ever needs to load it.
             books.pool.touch(keys[:hit_blocks])
+        self._hits_are_due = False
         if self._ghost is not None and state.stores:
             state.asked = self._ghost.asked(state.keys, state.request.num_tokens, device_tokens)
 

@@ -53,8 +53,7 @@ class RequestState:
     keys: list[list[Key]]  # by group
     table: list[list[BlockId]] = field(default_factory=list)  # by group; empty until allocated
     cursors: list[int] = field(default_factory=list)  # by group: blocks before it were looked at for storing
-    refused: list[int] = field(default_factory=list)  # by group: keys before it are known as not to be kept,
-    refused_in: int = 0  # if the set of those is still this one
+    refused: list[int] = field(default_factory=list)  # by group: keys before it are known as not to be kept
     next_store_tokens: int = 0  # nothing new can be stored before that many tokens are confirmed
     held: Held | None = None
     bridges: bool = True  # gaps may be bridged from the device; not again after it was not admitted with that

@@ -20,20 +20,21 @@ from forebay.ids import BlockId, Key, RequestId
 from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
-_LARGE_HOST = 2  # times the device
+_LARGE_HOST = 4  # times the device
 
 
 class Stores:
-    def __init__(self, books: Books, lazy_target: int) -> None:
+    def __init__(self, books: Books, lazy_target: int, requests: Mapping[RequestId, RequestState]) -> None:
+        """`requests`: those that have not ended. They are the manager's, and change."""
         self._books = books
+        self._requests = requests
         self._target = lazy_target
         self._open: dict[bool, Transfer] = {}  # planned this step and still growing, by keeps_place
         self._planned = 0  # blocks, ever
         # Lazy mode only:
         self._ancestry = Ancestry(2 * books.device.num_blocks)
-        self._refused: set[Key] = set()  # keys on the device that must not be kept, though their request is gone
-        self._most_refused = 2 * books.device.num_blocks
-        self._refused_since = 1  # changes when keys were taken out that requests have told of
+        self._refused: set[Key] = set()  # keys that must not be kept, also when their request is gone
+        self._most_refused = 2 * books.device.num_blocks  # before it is looked through
         self._ahead = 0  # blocks that the device may take, in its order, without losing anything
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
@@ -98,7 +99,10 @@ class Stores:
             return
         state.learn_keys(books.layout)
         if books.config.mode is Mode.LAZY:
+            before = len(self._refused)
             self._refused.difference_update(*state.keys)  # somebody who may be kept has the same content
+            if len(self._refused) < before:
+                self._walked = None
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
@@ -127,16 +131,15 @@ class Stores:
         if books.config.mode is not Mode.LAZY:
             return
         state.learn_keys(books.layout)
-        is_known = state.refused_in == self._refused_since
         for number, keys in enumerate(state.keys):
-            told = state.refused[number] if is_known else 0
+            told = state.refused[number] if state.refused else 0
             self._refused.update(keys[told:])
         state.refused = [len(keys) for keys in state.keys]
-        state.refused_in = self._refused_since
         if len(self._refused) > self._most_refused:
-            # Requests that run have told of keys that the device does not have yet: they tell of all keys again.
-            self._refused = {key for key in self._refused if books.device.find_run([key], 0, 1)}
-            self._refused_since += 1
+            # What a request that runs has told of may be on the device only later.
+            running = [each for each in self._requests.values() if not each.stores]
+            later = {key for each in running for keys in each.keys for key in keys}
+            self._refused = {key for key in self._refused if key in later or books.device.find_run([key], 0, 1)}
             self._most_refused = 2 * max(books.device.num_blocks, len(self._refused))
 
     def can_take(self, request_id: RequestId, count: int) -> bool:
@@ -175,9 +178,8 @@ class Stores:
         self._walked = None
 
     def _sees(self) -> tuple[int, ...]:
-        """What changes if the order becomes longer or shorter, or the host loses something or has more room."""
-        pool = self._books.pool
-        return self._books.device.num_free, pool.evictions, pool.epoch, pool.ready
+        """What changes if the order becomes longer or shorter, or the host loses something."""
+        return self._books.device.num_free, self._books.pool.evictions, self._books.pool.epoch
 
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches. In most steps of an
@@ -214,7 +216,8 @@ class Stores:
         self._asked.clear()
         self._walk_is_due = False
         # What is on its way comes back into the order, or a request has taken it: that does not show in numbers.
-        self._walked = None if on_the_way else self._sees()
+        # And on a host that is smaller than what was looked at, it matters how far the next look goes.
+        self._walked = None if on_the_way or beyond else self._sees()
 
     @property
     def is_settled(self) -> bool:

@@ -438,7 +438,7 @@ def test_a_slow_bus_leaves_the_engine_half_of_its_free_blocks() -> None:
 
 
 def test_where_the_device_has_blocks_to_spare_lazy_stores_nothing_of_a_request_that_runs() -> None:
-    desk = Desk(mode=Mode.LAZY, num_blocks=26, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=26, slots=104, max_batched_tokens=16)
     request = desk.request(prompt(64))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)
@@ -450,7 +450,7 @@ def test_where_the_device_has_blocks_to_spare_lazy_stores_nothing_of_a_request_t
 
 def test_where_the_device_is_nearly_full_lazy_stores_while_a_request_runs_and_not_when_it_ends() -> None:
     """Stored at its end, its blocks would be pinned just when the next request needs them."""
-    desk = Desk(mode=Mode.LAZY, num_blocks=25, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=100, max_batched_tokens=16)
     request = desk.request(prompt(64))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)
@@ -463,7 +463,7 @@ def test_where_the_device_is_nearly_full_lazy_stores_while_a_request_runs_and_no
 
 
 def test_blocks_that_are_being_stored_do_not_make_the_device_full() -> None:
-    desk = full_of_evictable_blocks(num_blocks=29, max_batched_tokens=16)
+    desk = full_of_evictable_blocks(num_blocks=29, slots=116, max_batched_tokens=16)
     running = desk.device.take(16)
     assert running is not None
     request = desk.request(prompt(64, 77))
@@ -475,7 +475,7 @@ def test_blocks_that_are_being_stored_do_not_make_the_device_full() -> None:
 
 @pytest.mark.parametrize("num_blocks", [25, 41])
 def test_lazy_keeps_nothing_of_a_request_that_ran_when_the_host_was_reset(num_blocks: int) -> None:
-    desk = Desk(mode=Mode.LAZY, num_blocks=num_blocks, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=num_blocks, slots=4 * num_blocks, max_batched_tokens=16)
     request = desk.request(prompt(64))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)
@@ -489,7 +489,7 @@ def test_lazy_keeps_nothing_of_a_request_that_ran_when_the_host_was_reset(num_bl
 
 def test_what_is_asked_for_in_a_step_counts_in_that_step() -> None:
     """Or the step after it would find something to do although nothing has happened."""
-    desk = Desk(mode=Mode.LAZY, num_blocks=41, slots=82, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, slots=164, max_batched_tokens=16)
     request = desk.request(prompt(64))
     desk.manager.allocated(request, desk.compute(request), 0, 0)
     desk.manager._stores.can_take(request.id, 30)
@@ -501,7 +501,7 @@ def test_what_is_asked_for_in_a_step_counts_in_that_step() -> None:
 
 @pytest.mark.parametrize(("free", "asks_again", "is_stored"), [(15, False, True), (21, True, False)])
 def test_what_loads_asked_for_of_late_counts_once(free: int, asks_again: bool, is_stored: bool) -> None:
-    desk = Desk(mode=Mode.LAZY, num_blocks=17 + free, slots=100, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=17 + free, slots=200, max_batched_tokens=16)
     request = desk.request(prompt(64))
     table = desk.compute(request)
     desk.manager._stores.can_take(RequestId("another"), 10)
@@ -514,7 +514,7 @@ def test_what_loads_asked_for_of_late_counts_once(free: int, asks_again: bool, i
 
 def test_where_the_host_is_small_lazy_stores_nothing_of_a_request_that_runs() -> None:
     """What is stored early would make way for what is stored next."""
-    desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=49, max_batched_tokens=16)
+    desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=99, max_batched_tokens=16)
     request = desk.request(prompt(64))
     table = desk.compute(request)
     desk.manager.allocated(request, table, 0, 0)
@@ -531,6 +531,11 @@ def test_what_admissions_put_off_is_done_when_a_step_was_planned() -> None:
         settle.assert_not_called()
         desk.manager.step()
         settle.assert_not_called()
+        request = desk.request(prompt(16))
+        desk.manager.allocated(request, desk.compute(request), 0, 0)
+        desk.manager.report([])
+        settle.assert_not_called()  # the engine has still to begin the step with that request
+        desk.manager.step()
         desk.manager.report([])
     settle.assert_called_once()
 

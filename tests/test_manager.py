@@ -588,9 +588,30 @@ def test_the_order_is_looked_at_when_the_host_has_forgotten() -> None:
 
 
 def test_the_order_is_looked_at_when_the_host_has_grown() -> None:
-    desk = settled(ready=3)
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16, ready=3)
+    evictable(desk, families=range(10))
+    for _ in range(3):
+        desk.report(*desk.step().stores)
+    assert desk.manager.pool.cached == 3
     desk.manager.grow(64)
     assert stored_next(desk) == 6
+
+
+def test_the_order_is_looked_at_when_something_in_it_may_be_kept_after_all() -> None:
+    """Because somebody who may be kept has the same content, in blocks that are not in the order."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=61, slots=200, max_batched_tokens=16)
+    same, elsewhere = desk.request(prompt(16)), desk.blocks_for(16)
+    secret = desk.request(prompt(16), may_store=False)
+    table = desk.compute(secret)
+    desk.manager.allocated(secret, table, 0, 0)
+    desk.manager.finish(secret.id, 16)
+    desk.device.free(table[0])
+    evictable(desk, families=range(1, 14))  # in the blocks before those
+    desk.manager.allocated(same, elsewhere, 0, 0)
+    settle(desk)
+    assert not any(key in desk.manager.pool for key in keys_of(desk, secret))
+    desk.manager.finish(same.id, 16)
+    assert stored_next(desk) == 4
 
 
 def test_the_order_is_looked_at_when_what_is_on_its_way_will_not_come_back() -> None:
@@ -647,6 +668,21 @@ def test_what_must_not_be_kept_is_not_forgotten_before_it_is_computed() -> None:
     while desk.device.take(2):
         desk.report(*desk.step().stores)
     assert [key for key in keys if key in desk.manager.pool] == []
+
+
+def test_many_keys_that_must_not_be_kept_are_not_looked_through_in_every_step() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=41, max_batched_tokens=16)
+    running = []
+    for family in range(6):
+        request = desk.request(prompt(80, family), may_store=False)  # 20 keys, which the device does not have yet
+        desk.manager.allocated(request, desk.blocks_for(4), 0, 0)
+        running.append(Progress(request.id, 0))
+    desk.step(*running)
+    known = desk.manager._stores._refused
+    assert len(known) == 120
+    for _ in range(3):
+        desk.step(*running)
+    assert desk.manager._stores._refused is known, "not made anew"
 
 
 def _takes_part(engine: WatchedEngine, rng: Random) -> None:

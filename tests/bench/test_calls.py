@@ -45,7 +45,7 @@ def test_collections_of_garbage_are_told_of(worker: Any) -> None:
     assert [name for name, _, _ in worker.take_calls()] == ["gc 2"]
 
 
-PHASES = [{"at": 10.0, "ttft_s": [0.1, 0.5]}, {"at": 20.0, "ttft_s": [1.0, 0.2]}]
+PHASES = [{"at": 10.0, "last_first_token_at": 10.5}, {"at": 20.0, "last_first_token_at": 21.0}]
 
 
 def test_only_what_began_before_the_last_first_token_counts() -> None:
