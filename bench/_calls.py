@@ -48,15 +48,14 @@ class Calls(Blocks):
     """As Blocks: methods that a worker of vLLM gets besides its own. Calls of the scheduler are timed if it is in
     the same process, as it is with one GPU."""
 
-    def watch_calls(self) -> list[str]:
-        """Begin to time calls. Returns the names of those that there are."""
+    def watch_calls(self) -> None:
+        """Begin to time calls: of those methods that this release has."""
         self._calls: list[Call] = []
-        names: list[str] = []
         for module, owner, methods in _VLLM:
-            names += self._watch(getattr(importlib.import_module(module), owner), methods, "")
-        names += self._watch(type(self.model_runner), _RUNNER, "runner.")  # type: ignore[attr-defined]
+            self._watch(getattr(importlib.import_module(module), owner), methods, "")
+        self._watch(type(self.model_runner), _RUNNER, "runner.")  # type: ignore[attr-defined]
         if (connector := _connector()) is not None:
-            names += self._watch(type(connector), _CONNECTOR, "connector.")
+            self._watch(type(connector), _CONNECTOR, "connector.")
         began: dict[int, float] = {}
 
         def collects(phase: str, info: Mapping[str, int]) -> None:
@@ -67,18 +66,16 @@ class Calls(Blocks):
                 self._calls.append((f"gc {generation}", began.pop(generation), time.perf_counter()))
 
         gc.callbacks.append(collects)
-        return names
 
     def take_calls(self) -> list[Call]:
         """Those since the last time."""
         calls, self._calls = self._calls, []
         return calls
 
-    def _watch(self, owner: type, methods: Iterable[str], prefix: str) -> list[str]:
-        there = [name for name in methods if hasattr(owner, name)]
-        for name in there:
-            setattr(owner, name, self._timed(getattr(owner, name), prefix + name))
-        return [prefix + name for name in there]
+    def _watch(self, owner: type, methods: Iterable[str], prefix: str) -> None:
+        for name in methods:
+            if hasattr(owner, name):
+                setattr(owner, name, self._timed(getattr(owner, name), prefix + name))
 
     def _timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(call)

