@@ -137,8 +137,16 @@ def with_settings(extra: Settings) -> list[Engine]:
 
 
 def engine_args(
-    engine: Engine, shape: Shape, model: Path, *, cuda: bool, cuda_graphs: str | None, batched_tokens: int
+    engine: Engine,
+    shape: Shape,
+    model: Path,
+    *,
+    cuda: bool,
+    cuda_graphs: str | None,
+    batched_tokens: int,
+    beside: int = 1,
 ) -> Settings:
+    """`beside`: how many engines share the device."""
     args: Settings = {
         "model": str(model),
         "load_format": "dummy",
@@ -154,7 +162,7 @@ def engine_args(
         "worker_extension_cls": "_calls.Calls",
     }
     if cuda:
-        args["gpu_memory_utilization"] = 0.6  # the device cache is cut anyway: leave room for a predecessor
+        args["gpu_memory_utilization"] = min(0.6, 0.9 / beside)  # the cache is cut anyway
     if cuda_graphs is not None:
         args["compilation_config"] = graphs(cuda_graphs, shape.at_once)
     if engine.connector is not None:

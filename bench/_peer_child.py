@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from _bytes import came_back
 from _calls import until_first_tokens
 from _children import available_bytes, resident_bytes, write_record
+from _turns import turns
 from _workloads import WORKLOADS, Answer, Ask, Shape, Tokens, warm_up
 
 BORN = time.perf_counter()
@@ -79,6 +80,7 @@ async def serve(spec: dict[str, Any], record: dict[str, Any], record_file: Path)
         record["stage"] = name
         write_record(record_file, record)
 
+    turn = turns(*spec["turns"]) if spec["turns"] else nullcontext
     available = available_bytes()
     stage("import")
     import torch
@@ -88,15 +90,16 @@ async def serve(spec: dict[str, Any], record: dict[str, Any], record_file: Path)
 
     record["versions"] = {"vllm": vllm.__version__, "torch": torch.__version__}
     record["import_s"] = time.perf_counter() - BORN
-    stage("start")
-    started = time.perf_counter()
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**spec["engine_args"]))
-    record["start_s"] = time.perf_counter() - started
-    shape, ask = Shape(**spec["shape"]), asker(engine)
-    record["workloads"] = {}
-    if spec["workloads"]:
-        stage("warm-up")
-        record["warm_up"] = await warm_up(shape, ask)
+    async with turn():
+        stage("start")
+        started = time.perf_counter()
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**spec["engine_args"]))
+        record["start_s"] = time.perf_counter() - started
+        shape, ask = Shape(**spec["shape"]), asker(engine)
+        record["workloads"] = {}
+        if spec["workloads"]:
+            stage("warm-up")
+            record["warm_up"] = await warm_up(shape, ask)
     gc.collect()
     gc.freeze()
     if spec["calls"]:
@@ -105,7 +108,7 @@ async def serve(spec: dict[str, Any], record: dict[str, Any], record_file: Path)
     for name in spec["workloads"]:
         stage(name)
         await asyncio.sleep(0.5)  # copies of the workload before may still be on their way
-        record["workloads"][name] = await WORKLOADS[name](shape, ask)
+        record["workloads"][name] = await WORKLOADS[name](shape, ask, turn)
         if spec["calls"]:
             [calls] = await engine.collective_rpc("take_calls")
             record["calls"][name] = until_first_tokens(calls, record["workloads"][name])
@@ -115,7 +118,8 @@ async def serve(spec: dict[str, Any], record: dict[str, Any], record_file: Path)
     if spec["prove"]:
         stage("bytes")
         try:
-            record["came_back"] = await came_back(shape, ask, engine.collective_rpc)
+            async with turn():
+                record["came_back"] = await came_back(shape, ask, engine.collective_rpc)
         except Exception as error:  # noqa: BLE001 - what was measured before stands
             record["not_proven"] = repr(error)
     if spec["measure_copy"]:

@@ -14,8 +14,11 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from _turns import Turn
 
 SEED = 20240607
 HEAD_START_S = 0.02
@@ -155,7 +158,12 @@ def warm_up_prompts(shape: Shape) -> tuple[list[Tokens], list[Tokens]]:
 
 
 async def phase(
-    ask: Ask, prompts: Iterable[Tokens], answer_tokens: int, at_once: int, head_start_s: float = 0.0
+    ask: Ask,
+    prompts: Iterable[Tokens],
+    answer_tokens: int,
+    at_once: int,
+    head_start_s: float = 0.0,
+    turn: Turn = nullcontext,
 ) -> tuple[dict[str, Any], Any]:
     """Ask them all, so many at a time; what it took, and the answers in the order of the prompts. With a head
     start, the first is asked so long before the others, all of which have to be asked at once then."""
@@ -171,9 +179,11 @@ async def phase(
             first_tokens_at.append(asked + answer.ttft_s)
             return answer
 
-    started = time.perf_counter()
-    answers = await asyncio.gather(*[one(tokens, head_start_s if i else 0.0) for i, tokens in enumerate(prompts)])
-    seconds = time.perf_counter() - started
+    todo = [one(tokens, head_start_s if i else 0.0) for i, tokens in enumerate(prompts)]
+    async with turn():
+        started = time.perf_counter()
+        answers = await asyncio.gather(*todo)
+        seconds = time.perf_counter() - started
     asked = sum(answer.prompt_tokens for answer in answers)
     told = sum(len(answer.tokens) for answer in answers)
     measured = {
@@ -197,37 +207,38 @@ async def warm_up(shape: Shape, ask: Ask) -> Phases:
     return phases
 
 
-async def documents(shape: Shape, ask: Ask) -> Phases:
+async def documents(shape: Shape, ask: Ask, turn: Turn) -> Phases:
     prompts = document_prompts(shape)
-    return [(await phase(ask, prompts, 1, len(prompts)))[0] for _ in range(shape.rounds)]
+    return [(await phase(ask, prompts, 1, len(prompts), turn=turn))[0] for _ in range(shape.rounds)]
 
 
-async def chat(shape: Shape, ask: Ask) -> Phases:
+async def chat(shape: Shape, ask: Ask, turn: Turn) -> Phases:
     prompts, phases = chat_prompts(shape), []
-    for turn in range(1, shape.turns + 1):
-        measured, answers = await phase(ask, prompts, shape.answer_tokens, shape.at_once)
+    for number in range(1, shape.turns + 1):
+        measured, answers = await phase(ask, prompts, shape.answer_tokens, shape.at_once, turn=turn)
         phases.append(measured)
-        prompts = [next_turn(shape, i, turn + 1, prompts[i], answers[i].tokens) for i in range(shape.sessions)]
+        prompts = [next_turn(shape, i, number + 1, prompts[i], answers[i].tokens) for i in range(shape.sessions)]
     return phases
 
 
-async def miss(shape: Shape, ask: Ask) -> Phases:
+async def miss(shape: Shape, ask: Ask, turn: Turn) -> Phases:
     slices = [miss_prompts(shape, i) for i in range(shape.miss_slices)]
     # Whether the first step has one prompt or two would be a race between the engine and those who ask, and says
     # how many requests decode beside how many prefills: 10.5 or 10.8 ms per token, whoever serves them.
-    return [(await phase(ask, each, shape.answer_tokens, len(each), HEAD_START_S))[0] for each in slices]
+    return [(await phase(ask, each, shape.answer_tokens, len(each), HEAD_START_S, turn))[0] for each in slices]
 
 
-async def fits(shape: Shape, ask: Ask) -> Phases:
+async def fits(shape: Shape, ask: Ask, turn: Turn) -> Phases:
     """The first time all is new, which is not counted."""
     prompts = fits_prompts(shape)
     phases = [
-        (await phase(ask, prompts, shape.answer_tokens, len(prompts)))[0] for _ in range(shape.fits_slices + 1)
+        (await phase(ask, prompts, shape.answer_tokens, len(prompts), turn=turn))[0]
+        for _ in range(shape.fits_slices + 1)
     ]
     return phases[1:]
 
 
-WORKLOADS: dict[str, Callable[[Shape, Ask], Awaitable[Phases]]] = {
+WORKLOADS: dict[str, Callable[[Shape, Ask, Turn], Awaitable[Phases]]] = {
     "documents": documents,
     "chat": chat,
     "miss": miss,

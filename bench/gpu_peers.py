@@ -6,6 +6,7 @@
     python bench/gpu_peers.py --forebay-extra '{"verify": "off"}'
     python bench/gpu_peers.py --cuda-graphs full                # for all small steps, not only for decoding
     python bench/gpu_peers.py --calls --only none,forebay-lazy  # where the time until the first tokens goes
+    python bench/gpu_peers.py --in-turns --only none,forebay-lazy --host-bytes 40e9    # where a percent counts
 
 Every engine runs in a process of its own, with the same prompts: documents, chat, miss and fits of _workloads.py.
 One that fails or is late is a column that says so, as is one that brings back other bytes than were computed, with
@@ -24,6 +25,8 @@ import json
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from _calls import lines
 from _children import end_on_signal, run_child
 from _engines import ENGINES, GRAPHS, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
 from _table import Column, columns, table, verdicts
+from _turns import Turnstile
 from _workloads import SHAPES, WORKLOADS, Shape, as_dict
 
 CHILD = Path(__file__).with_name("_peer_child.py")
@@ -65,6 +69,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--cuda-graphs", nargs="?", choices=GRAPHS, const="decode", help="for decoding, or for all small steps"
     )
     parser.add_argument("--calls", action="store_true", help="time calls in the engine, which takes time itself")
+    parser.add_argument(
+        "--in-turns", action="store_true", help="all engines have started, and take turns at every phase"
+    )
     parser.add_argument("--engine-timeout", type=float, default=150.0, metavar="S")
     parser.add_argument(
         "--budget", type=float, default=570.0, metavar="S", help="no engine begins that cannot end"
@@ -78,6 +85,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     args.shape = args.shape or ("full" if args.device == "cuda" else "tiny")
     if args.resume and not args.json:
         parser.error("--resume needs --json")
+    if args.in_turns and (args.resume or args.repeat > 1):
+        parser.error("--in-turns takes every engine once, from its start: neither --resume nor --repeat")
     try:
         args.engines = chosen(args.only, args.order, args.forebay_extra)
     except KeyError as error:
@@ -124,6 +133,9 @@ class Bench:
 
     def run(self) -> None:
         rows = self.record["rows"]
+        if self.args.in_turns:
+            self.run_in_turns()
+            return
         if not self.args.no_cold_start and not any(row["kind"] == "cold" for row in rows):
             self.one(ENGINES["none"], "cold", workloads=[])
         for lap in range(self.args.repeat):
@@ -132,9 +144,26 @@ class Bench:
                 if done <= lap:
                     self.one(engine, kind(engine), workloads=self.args.workloads)
 
-    def one(self, engine: Engine, of_kind: str, workloads: list[str]) -> None:
-        row: dict[str, Any] = {"engine": engine.name, "label": engine.label, "kind": of_kind, "problem": None}
+    def run_in_turns(self) -> None:
+        engines = [engine for engine in self.args.engines if engine.is_installed]
+        address = self.folder / "turns"
+        rows = [self.row(engine, kind(engine)) for engine in engines]
+        names = [engine.name for engine in engines]
+        with closing(Turnstile(address, names)), ThreadPoolExecutor(len(engines)) as pool:
+
+            def one(engine: Engine, row: dict[str, Any]) -> None:
+                self.measure(engine, row, self.args.workloads, self.args.budget, (str(address), engine.name))
+
+            list(pool.map(one, engines, rows))
+        self.write()
+
+    def row(self, engine: Engine, of_kind: str) -> dict[str, Any]:
+        row = {"engine": engine.name, "label": engine.label, "kind": of_kind, "problem": None}
         self.record["rows"].append(row)
+        return row
+
+    def one(self, engine: Engine, of_kind: str, workloads: list[str]) -> None:
+        row = self.row(engine, of_kind)
         left = self.args.budget - (time.monotonic() - self.started)
         if not engine.is_installed:
             row["problem"] = f"{engine.module} is not installed"
@@ -145,12 +174,22 @@ class Bench:
             self.measure(engine, row, workloads, min(self.args.engine_timeout, left))
         if row["problem"]:
             self.say(f"{engine.label}: {row['problem']}")
+        self.write()
+
+    def write(self) -> None:
         if self.args.json:
             part = self.args.json.with_suffix(".part")
             part.write_text(json.dumps(self.record, indent=1) + "\n")
             part.replace(self.args.json)
 
-    def measure(self, engine: Engine, row: dict[str, Any], workloads: list[str], limit_s: float) -> None:
+    def measure(
+        self,
+        engine: Engine,
+        row: dict[str, Any],
+        workloads: list[str],
+        limit_s: float,
+        turns: tuple[str, str] | None = None,
+    ) -> None:
         args = engine_args(
             engine,
             self.shape,
@@ -158,11 +197,13 @@ class Bench:
             cuda=self.cuda,
             cuda_graphs=self.args.cuda_graphs,
             batched_tokens=self.args.batched_tokens,
+            beside=len(self.args.engines) if turns else 1,
         )
         spec = {
             "engine_args": args,
             "shape": as_dict(self.shape),
             "workloads": workloads,
+            "turns": turns,
             "calls": self.args.calls and row["kind"] != "cold",
             "prove": bool(workloads) and engine.connector is not None,
             "measure_copy": self.cuda and row["kind"] == "none",
@@ -171,7 +212,7 @@ class Bench:
         end = run_child(
             CHILD,
             spec,
-            self.folder / f"{len(self.record['rows'])}",
+            self.folder / f"{engine.name}-{self.record['rows'].index(row)}",
             limit_s=limit_s,
             environment=environment | engine.environment(self.shape.host_bytes),
             on_stage=lambda stage, s: self.say(f"{engine.label} ({row['kind']}): {stage} after {s:.1f} s"),

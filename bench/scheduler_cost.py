@@ -136,12 +136,13 @@ class ListDevice:
         for block in blocks:
             refs[block] += 1
 
-    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> None:
+    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> int:
         refs = self._refs
         for block in blocks:
             refs[block] -= 1
             if not refs[block]:
                 self._free.append(block)
+        return 0  # it has no order
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
         return list(map(self._keys.__getitem__, blocks))

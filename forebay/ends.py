@@ -81,8 +81,8 @@ class Ends:
         elif order.slots:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
-            books.device.unpin(order.blocks[::-1], in_place=True)
-            self._stores.returned(transfer)
+            in_place = books.device.unpin(order.blocks[::-1], in_place=True)
+            self._stores.returned(transfer, in_place)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
 

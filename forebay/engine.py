@@ -56,10 +56,10 @@ class DevicePool(Protocol):
     def pin(self, blocks: Sequence[BlockId]) -> None:
         """Keep these blocks, which are distinct, from being reused until unpin()."""
 
-    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> None:
+    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> int:
         """Let go. A block that nobody uses any more becomes the last in the eviction order. With `in_place`, one
         that was waiting for eviction when it was pinned, and that nobody used since, goes back to where it was:
-        behind the blocks that stood before it and before those that stood behind it."""
+        behind the blocks that stood before it and before those that stood behind it. Returns how many did."""
 
     def keys_of(self, blocks: Sequence[BlockId]) -> Sequence[Key | None]:
         """The key under which the engine caches each block now; None for null blocks and blocks without one."""

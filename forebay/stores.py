@@ -39,7 +39,7 @@ class Stores:
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
         self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
-        self._unsafe = 0  # blocks that the last walk found unsafe
+        self._unsafe = 0  # blocks that the last walk found unsafe and could not store
         self._walked: tuple[int, ...] | None = None  # what it saw, unless something has changed since for sure
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
@@ -168,9 +168,15 @@ class Stores:
         self._ahead = max(0, self._ahead - count)
         self._walk_is_due = True
 
-    def returned(self, transfer: Transfer) -> None:
-        """The blocks of a lazy store are back at the head of the order: safe, or not if it failed."""
-        self._ahead = self._ahead + len(transfer.order.blocks) if transfer.state is State.DONE else 0
+    def returned(self, transfer: Transfer, in_place: int) -> None:
+        """The blocks of a lazy store are back at the head of the order: safe, or not if it failed. So many of them
+        are: requests may have used others meanwhile, and then the next walk looks further."""
+        count = len(transfer.order.blocks)
+        done = transfer.state is State.DONE
+        self._ahead = self._ahead + count if done else 0
+        if self._walked is not None:
+            free, *rest = self._walked
+            self._walked = (free + count, *rest) if done and in_place == count else None
 
     def order_changed(self) -> None:
         """A request was given blocks: they have left the device's order, though as many may have come into it
@@ -200,24 +206,24 @@ class Stores:
         # No more than the host has slots: or what goes first would make way for what goes later, and in the next
         # walk the other way round, without end.
         beyond = max(0, len(wanted) - books.pool.ready)
+        too_far = len(wanted) + on_the_way > books.pool.ready  # also if it is not yet, but with what comes back
         del wanted[:beyond]
         todo = books.pool.missing(wanted)
         if self._refused:
             todo = [i for i in todo if wanted[i] not in self._refused]
-        unsafe = len(todo)
+        unsafe, stored = len(todo), 0
         if on_the_way:
             # Pinned blocks are blocks the engine cannot take: leave it what a step takes, or if there is less than
             # that, half of it.
             most = max(len(blocks) // 2, books.device.num_free - self._target // 2)
             todo = todo[max(0, len(todo) - most) :]
         if todo:
-            self._store_evictions(wanted, waiting, todo)
-        self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe
+            stored = self._store_evictions(wanted, waiting, todo)
+        self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe - stored
         self._asked.clear()
         self._walk_is_due = False
-        # What is on its way comes back into the order, or a request has taken it: that does not show in numbers.
-        # And on a host that is smaller than what was looked at, it matters how far the next look goes.
-        self._walked = None if on_the_way or beyond else self._sees()
+        # On a host that is smaller than what was looked at, it matters how far the next look goes.
+        self._walked = None if too_far else self._sees()
 
     @property
     def is_settled(self) -> bool:
@@ -226,16 +232,17 @@ class Stores:
 
     def skip_walks(self, count: int) -> None:
         """So many walks over an order that is as the last one left it: each looks less far than the one before."""
+        on_the_way = self._on_the_way()
         for _ in range(count):
             if not self._load_demand:
                 return
             self._load_demand = _faded(self._load_demand)
-            self._ahead = min(self._ahead, self._target + self._load_demand)
+            self._ahead = min(self._ahead, max(0, self._target + self._load_demand - on_the_way))
 
     def _store_evictions(
         self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]
-    ) -> None:
-        """Plan as many as there is room for, those that go first before the others."""
+    ) -> int:
+        """Plan as many as there is room for, those that go first before the others. How many that is."""
         keep = {above for i in todo if (above := self._ancestry.parent(wanted[i])) is not None}
         if self._books.pool.free < len(todo):
             keep.update(wanted)  # those of them that are safe already
@@ -246,6 +253,7 @@ class Stores:
             transfer = self._reserve(chain, above, [blocks[key] for key in chain], chained=True, keeps_place=True)
             if self._books.journal.events_on:
                 transfer.events += self._lazy_events(chain, above)
+        return room
 
     def _chains(self, keys: Sequence[Key]) -> Iterator[list[Key]]:
         """Split into runs of keys each of which builds on the one before."""

@@ -47,6 +47,8 @@ _MOST_HERE = 1024
 _LOW, _AT_ONCE = 4, 8
 """Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
+_REST_S = 0.02
+"""As long as what was given ahead keeps the bus busy."""
 
 
 class StagedCopier(ThreadedCopier):
@@ -83,6 +85,7 @@ class StagedCopier(ThreadedCopier):
             self._go.set()
         self._entered = False  # whether the thread has done what takes long, once
         self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
+        self._rests_until_s = 0.0  # the copier's thread
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -102,9 +105,21 @@ class StagedCopier(ThreadedCopier):
         self._go.set()
         self._pages.go_on()
 
+    def rest(self) -> None:
+        """The engine's thread is about to give the device a step, a few hundred calls of which each lets other
+        threads run. The copier's thread had better not be one of them: both would take several times as long, and
+        the device waits for the step. So it rests, but no longer than it can without the bus standing still."""
+        self._rests_until_s = monotonic() + _REST_S
+
+    def resume(self) -> None:
+        self._rests_until_s = 0.0
+        if any(self._begun.values()):
+            self._jobs.put(Wake())
+
     def close(self) -> None:
         self._closed = True
         self._go.set()
+        self.resume()
         super().close()
 
     @property
@@ -141,7 +156,8 @@ class StagedCopier(ThreadedCopier):
             self._jobs.put(Wake(cause_of_death=repr(error)))
         finally:
             self._giving.release()
-        self._jobs.put(Wake())
+        if not self._rests_until_s:
+            self._jobs.put(Wake())
         return True
 
     def _may_give(self, job: Job) -> bool:
@@ -245,16 +261,20 @@ class StagedCopier(ThreadedCopier):
         few = _Few(self.bytes_per_block, self._few_wait_s)
         stopping = False
         while not stopping or few.jobs or any(begun.values()):
-            with self._giving:
-                if few.jobs and (stopping or few.are_due()):
-                    together = few.take()
-                    begun[Direction.STORE].append((together, self._issue(together)))
-                direction = self._next_direction(begun)
-                if direction is not None:
-                    self._advance(begun[direction])
+            direction = None
+            rests = monotonic() < self._rests_until_s
+            if not rests:
+                with self._giving:
+                    if few.jobs and (stopping or few.are_due()):
+                        together = few.take()
+                        begun[Direction.STORE].append((together, self._issue(together)))
+                    direction = self._next_direction(begun)
+                    if direction is not None:
+                        self._advance(begun[direction])
             try:
                 # With something to give the device, only look; with something to wait for, look again soon.
-                wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
+                soon = any(begun.values()) or (rests and few.jobs)
+                wait_s = _LOOK_AGAIN_S if soon else few.left_s if few.jobs else None
                 job = jobs.get(block=direction is None, timeout=wait_s)
             except Empty:
                 continue

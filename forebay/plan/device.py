@@ -45,19 +45,20 @@ class PlannedDevice:
                 self._waiting.add(block)
             users[block] += 1
 
-    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> None:
+    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> int:
         waiting = self._waiting
         if not waiting:
             self.free(blocks)
-            return
+            return 0
         returning = [block for block in blocks if block in waiting and self._users[block] == 1]
         waiting.difference_update(returning)
-        if in_place and returning:
-            back = set(returning)
-            self.free([block for block in blocks if block not in back])
-            self._put_back(returning)
-        else:
+        if not in_place or not returning:
             self.free(blocks)
+            return 0
+        back = set(returning)
+        self.free([block for block in blocks if block not in back])
+        self._put_back(returning)
+        return len(returning)
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
         return list(map(self._keys.__getitem__, blocks))

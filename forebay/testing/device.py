@@ -45,7 +45,7 @@ class TinyDevicePool:
         self._take_refs(blocks)
         self.pins.update(blocks)
 
-    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> None:
+    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> int:
         self.pins.subtract(blocks)
         ensure(min(self.pins.values(), default=0) >= 0, "a block is unpinned that was not pinned")
         self.pins += Counter()  # forget zeros
@@ -56,6 +56,7 @@ class TinyDevicePool:
             self._turn |= turns
             self._queue = OrderedDict.fromkeys(sorted(self._queue, key=self._turn.__getitem__))
         self._place.difference_update(block for block in blocks if block not in self.pins)
+        return len(turns)
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
         return list(map(self._keys.__getitem__, blocks))

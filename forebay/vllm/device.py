@@ -50,17 +50,19 @@ class BlockPoolDevice:
             )
         self._pool.touch(chosen)
 
-    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> None:
+    def unpin(self, blocks: Sequence[BlockId], *, in_place: bool = False) -> int:
         chosen = self._get(blocks)
         self._pool.free_blocks(chosen)
         if not self._waiting:
-            return
+            return 0
         returning = [each for each in chosen if each.block_id in self._waiting and not each.ref_cnt]
         self._waiting.difference_update(
             block for block, each in zip(blocks, chosen, strict=True) if not each.ref_cnt
         )
-        if in_place and returning:
-            self._put_back(returning)
+        if not in_place or not returning:
+            return 0
+        self._put_back(returning)
+        return len(returning)
 
     def keys_of(self, blocks: Sequence[BlockId]) -> list[Key | None]:
         return [self._key(each.block_hash) for each in self._get(blocks)]

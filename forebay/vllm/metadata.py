@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -84,6 +85,11 @@ class SimpleCPUOffloadWorkerMetadata(KVConnectorWorkerMetadata):
     """Loads whose bytes were not those that were stored. Not counted among the failed."""
     ready: dict[int, int] = field(default_factory=dict)
     """By rank: how many of its slots can be used by now, if that has changed."""
+    meanwhile: Callable[[], Meanwhile] | None = field(default=None, compare=False, repr=False)
+    """What has ended since, if the scheduler can ask: in the worker's own process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "meanwhile": None}
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> SimpleCPUOffloadWorkerMetadata:
         if not isinstance(other, SimpleCPUOffloadWorkerMetadata):
@@ -96,6 +102,13 @@ class SimpleCPUOffloadWorkerMetadata(KVConnectorWorkerMetadata):
             # Of several steps of one rank the last one counts, and slots only become more.
             dict(Counter(self.ready) | Counter(other.ready)),
         )
+
+
+class Meanwhile(NamedTuple):
+    """Transfers that have ended well, and the requests that waited for them."""
+
+    meta: SimpleCPUOffloadWorkerMetadata
+    finished: set[str]
 
 
 def _added(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:

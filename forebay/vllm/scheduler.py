@@ -302,18 +302,17 @@ class SimpleCPUOffloadScheduler:
         """The engine's loads have ended as the ranks said, unless the manager has another word: then the engine
         hears of it a step later, as a verdict."""
         reports: list[Report] = []
+        finished: set[RequestId] = connector_output.finished_recving or set()
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, SimpleCPUOffloadWorkerMetadata):
-            for done in (meta.completed_store_events, meta.completed_load_events):
-                for event, ranks in done.items():
-                    reports += self._reports(TransferId(event), ranks, Outcome.DONE)
-            for event, ranks in meta.failed_events.items():
-                reports += self._reports(TransferId(event), ranks, Outcome.FAILED)
-            for event, ranks in meta.mismatched_events.items():
-                reports += self._reports(TransferId(event), ranks, Outcome.MISMATCH)
+            reports += self._told(meta)
             if meta.ready:
                 self._hear_of_slots(meta.ready)
-        finished: set[RequestId] = connector_output.finished_recving or set()
+            if meta.meanwhile is not None:
+                more = meta.meanwhile()
+                reports += self._told(more.meta)
+                finished.update(map(RequestId, more.finished))
+                connector_output.finished_recving = finished or None  # where the engine looks next
         failed = getattr(connector_output, "failed_recving", None) or ()
         for request_id in finished:
             # Whoever drives this class without workers reports loads by request, for all ranks at once.
@@ -323,6 +322,15 @@ class SimpleCPUOffloadScheduler:
                 reports += self._reports(transfer_id, self._ranks_left[transfer_id], outcome)
         self._settle(reports, finished)
         self._reported = True
+
+    def _told(self, meta: SimpleCPUOffloadWorkerMetadata) -> Iterator[Report]:
+        for done in (meta.completed_store_events, meta.completed_load_events):
+            for event, ranks in done.items():
+                yield from self._reports(TransferId(event), ranks, Outcome.DONE)
+        for event, ranks in meta.failed_events.items():
+            yield from self._reports(TransferId(event), ranks, Outcome.FAILED)
+        for event, ranks in meta.mismatched_events.items():
+            yield from self._reports(TransferId(event), ranks, Outcome.MISMATCH)
 
     def _reports(self, transfer_id: TransferId, ranks: int, outcome: Outcome) -> Iterator[Report]:
         """So many ranks have reported a transfer. Which ones does not matter: each reports it once."""

@@ -27,7 +27,13 @@ from forebay.groups import host_slots
 from forebay.ids import BlockId, Rank, RequestId, TransferId
 from forebay.transfers import CopyOrder, Outcome, Report
 from forebay.vllm import compat
-from forebay.vllm.metadata import RankSlots, SimpleCPUOffloadMetadata, SimpleCPUOffloadWorkerMetadata, Verdict
+from forebay.vllm.metadata import (
+    Meanwhile,
+    RankSlots,
+    SimpleCPUOffloadMetadata,
+    SimpleCPUOffloadWorkerMetadata,
+    Verdict,
+)
 
 logger = init_logger("vllm.forebay")
 
@@ -87,13 +93,17 @@ class SimpleCPUOffloadWorker:
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
         self._copier: Copier = NothingToCopy(self._rank)
-        self._waiting: StagedCopier | None = None  # for the engine to have started
+        self._staged: StagedCopier | None = None  # the copier, if it is one
+        self._has_started = False  # the engine
         self._metadata: SimpleCPUOffloadMetadata | None = None
         self._loads: dict[TransferId, _OpenLoad] = {}
         self._finished: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._meta = SimpleCPUOffloadWorkerMetadata({})
+        self._on_their_way = 0  # transfers that the copier has not reported
+        self._held_back: list[Report] = []  # failures, for the next step's output
+        self._alone = vllm_config.parallel_config.world_size == 1
         self._submits_early = False
         self._grows = False  # whether slots become ready bit by bit
         self._waits_for_drafter = vllm_config.speculative_config is not None
@@ -133,7 +143,7 @@ class SimpleCPUOffloadWorker:
                 few_wait_s=_LAZY_WAIT_S if self._lazy else FEW_WAIT_S,
                 waits=True,
             )
-            self._waiting = copier
+            self._staged = copier
             self._grows = True
             # Its copies wait for the engine's stream by themselves. A recurrent state may be written by a step
             # after the one that gave its block a hash, so there everything waits for the end of the step.
@@ -165,9 +175,9 @@ class SimpleCPUOffloadWorker:
         )
 
     def _go_on(self) -> None:
-        if self._waiting is not None:
-            self._waiting.go_on()
-            self._waiting = None
+        if self._staged is not None and not self._has_started:
+            self._has_started = True
+            self._staged.go_on()
 
     @property
     def _has_caches(self) -> bool:
@@ -184,6 +194,8 @@ class SimpleCPUOffloadWorker:
         self._go_on()  # if nobody has asked for a handshake
         self._submit_what_is_left()
         self._metadata = metadata
+        if self._staged is not None:
+            self._staged.rest()
         if self._submits_early:
             self._submit(early=True)
 
@@ -213,6 +225,8 @@ class SimpleCPUOffloadWorker:
         if not self._waits_for_drafter:
             self._submit(early=False)
         self._poll()
+        if self._staged is not None:
+            self._staged.resume()
         finished, self._finished = self._finished, set()
         return None, finished or None
 
@@ -230,7 +244,25 @@ class SimpleCPUOffloadWorker:
         ready = self._copier.ready
         if self._ready_told != ready and (self._grows or self._ready_told is not None):
             self._ready_told = meta.ready[self._rank] = ready
-        return meta if meta != self._meta else None
+        if self._alone and self._on_their_way:
+            meta.meanwhile = self.ended_meanwhile
+        return meta if meta != self._meta or meta.meanwhile is not None else None
+
+    def ended_meanwhile(self) -> Meanwhile:
+        """What has ended well since get_finished(). An engine that schedules ahead reads a step's output when the
+        next step is under way, and what it said of transfers is two steps old by then: a request whose bytes are
+        there would wait for two steps more. Called by the scheduler, if it is in this process, from the same
+        thread. Failures are for the next output: when the scheduler asks, the engine has looked for them in this
+        one."""
+        before = self._meta, self._finished
+        self._meta, self._finished = ended = Meanwhile(SimpleCPUOffloadWorkerMetadata({}), set())
+        for report in self._copier.poll():
+            if report.outcome.failed:
+                self._held_back.append(report)
+            else:
+                self._hear(report)
+        self._meta, self._finished = before
+        return ended
 
     def shutdown(self) -> None:
         self._copier.close()
@@ -245,10 +277,12 @@ class SimpleCPUOffloadWorker:
         for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
             if order.id not in self._loads and not (early and order.move_to):
                 self._loads[order.id] = _OpenLoad(order, request_id)
+                self._on_their_way += 1
                 self._copier.submit(order)
         if early:
             return
         self._metadata = None
+        self._on_their_way += len(metadata.stores)
         for order in metadata.stores:
             self._copier.submit(order)
         for verdict in metadata.verdicts:
@@ -265,23 +299,29 @@ class SimpleCPUOffloadWorker:
         self._tell(verdict.request_id, verdict.failed, blocks)
 
     def _poll(self) -> None:
-        for transfer_id, _, outcome in self._copier.poll():
-            load = self._loads.get(transfer_id)
-            failed = outcome.failed
-            if load is not None and failed and self._tries_again(load):
-                continue
-            if outcome is Outcome.MISMATCH:
-                self._meta.mismatched_events[transfer_id] = 1
-            elif failed:
-                self._meta.failed_events[transfer_id] = 1
-            elif load is None:
-                self._meta.completed_store_events[transfer_id] = 1
-            else:
-                self._meta.completed_load_events[transfer_id] = 1
-            if load is not None:
-                del self._loads[transfer_id]
-                if load.request_id is not None:
-                    self._tell(load.request_id, failed, load.order.blocks + load.order.move_to)
+        held_back, self._held_back = self._held_back, []
+        for report in (*held_back, *self._copier.poll()):
+            self._hear(report)
+
+    def _hear(self, report: Report) -> None:
+        transfer_id, _, outcome = report
+        load = self._loads.get(transfer_id)
+        failed = outcome.failed
+        if load is not None and failed and self._tries_again(load):
+            return
+        self._on_their_way -= 1
+        if outcome is Outcome.MISMATCH:
+            self._meta.mismatched_events[transfer_id] = 1
+        elif failed:
+            self._meta.failed_events[transfer_id] = 1
+        elif load is None:
+            self._meta.completed_store_events[transfer_id] = 1
+        else:
+            self._meta.completed_load_events[transfer_id] = 1
+        if load is not None:
+            del self._loads[transfer_id]
+            if load.request_id is not None:
+                self._tell(load.request_id, failed, load.order.blocks + load.order.move_to)
 
     def _tries_again(self, load: _OpenLoad) -> bool:
         """Where the engine cannot take a failed load back, it is tried again; one that cannot be had even then
