@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from threading import Thread
@@ -39,9 +39,10 @@ class Turnstile:
         while order:
             waiting = [each for each in order if _hears(each)]  # all of them have come
             for each in waiting:
-                each.send("go")
-                _hears(each)  # it is done
-                time.sleep(PAUSE_S)
+                with suppress(OSError):  # it has gone: found out when it does not come again
+                    each.send("go")
+                    _hears(each)  # it is done
+                    time.sleep(PAUSE_S)
             order = waiting[::-1]
 
     def _expect(self) -> tuple[str, Connection]:

@@ -91,6 +91,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         args.engines = chosen(args.only, args.order, args.forebay_extra)
     except KeyError as error:
         parser.error(f"no such engine: {error.args[0]}")
+    if args.in_turns and (missing := [each.name for each in args.engines if not each.is_installed]):
+        parser.error(f"--in-turns needs all engines, and these are not installed: {', '.join(missing)}")
     return args
 
 
@@ -145,7 +147,7 @@ class Bench:
                     self.one(engine, kind(engine), workloads=self.args.workloads)
 
     def run_in_turns(self) -> None:
-        engines = [engine for engine in self.args.engines if engine.is_installed]
+        engines = self.args.engines
         address = self.folder / "turns"
         rows = [self.row(engine, kind(engine)) for engine in engines]
         names = [engine.name for engine in engines]

@@ -164,8 +164,8 @@ class OffloadManager:
             if device_tokens == 0:
                 state.stores = request.may_store  # nothing of what it computed before a reset is left
             self._count_admission(state, device_tokens, loaded_tokens)
-            self._stores.taken(sum(map(len, table)))
-        self._stores.order_changed()
+        for blocks in table:
+            self._stores.taken(blocks)
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
         self._loads.has_moved(state)
@@ -255,7 +255,7 @@ class OffloadManager:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         if added:
                             blocks.extend(added)
-                            self._stores.order_changed()
+                            self._stores.taken(added)
                 if not state.stores:
                     self._stores.refuse(state)
                 elif eager and self._stores.advance(state, confirmed_tokens):

@@ -22,6 +22,9 @@ from forebay.transfers import CopyOrder, Direction, State, Transfer
 
 _LARGE_HOST = 4  # times the device
 
+_SLACK = 8
+"""Of so many parts of the target, the last may be unsafe before the next walk."""
+
 
 class Stores:
     def __init__(self, books: Books, lazy_target: int, requests: Mapping[RequestId, RequestState]) -> None:
@@ -36,9 +39,10 @@ class Stores:
         self._refused: set[Key] = set()  # keys that must not be kept, also when their request is gone
         self._most_refused = 2 * books.device.num_blocks  # before it is looked through
         self._ahead = 0  # blocks that the device may take, in its order, without losing anything
+        self._near: set[BlockId] = set()  # those that the last walk saw there, and that nobody has taken since
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
-        self._walk_is_due = False  # something was asked for or taken that the last walk did not know of
+        self._took = False  # something was taken from the order that the last walk did not know of
         self._unsafe = 0  # blocks that the last walk found unsafe and could not store
         self._walked: tuple[int, ...] | None = None  # what it saw, unless something has changed since for sure
 
@@ -151,9 +155,7 @@ class Stores:
         self._asked[request_id] = count  # once, however often it asks
         if self._ahead >= min(books.device.num_free, count + self._target):
             return True
-        soon = (
-            self._walk_is_due or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
-        )
+        soon = self._took or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
         return not soon
 
     def _on_the_way(self) -> int:
@@ -163,10 +165,15 @@ class Stores:
     def _sum_asked(self) -> int:
         return sum(self._asked.values())
 
-    def taken(self, count: int) -> None:
-        """A request was admitted and has taken up to so many blocks from the head of the order."""
-        self._ahead = max(0, self._ahead - count)
-        self._walk_is_due = True
+    def taken(self, blocks: Sequence[BlockId]) -> None:
+        """A request was given these blocks: they have left the device's order, though as many may have come into
+        it since."""
+        near = self._near.intersection(blocks)
+        self._near -= near
+        self._ahead = max(0, self._ahead - len(near))
+        self._took = True
+        # Of those that were not seen there nobody knows whether they have left the order, or were not in it.
+        self._expect_free(-len(near) if len(near) == len(blocks) else None)
 
     def returned(self, transfer: Transfer, in_place: int) -> None:
         """The blocks of a lazy store are back at the head of the order: safe, or not if it failed. So many of them
@@ -174,14 +181,14 @@ class Stores:
         count = len(transfer.order.blocks)
         done = transfer.state is State.DONE
         self._ahead = self._ahead + count if done else 0
-        if self._walked is not None:
-            free, *rest = self._walked
-            self._walked = (free + count, *rest) if done and in_place == count else None
+        self._near.update(transfer.order.blocks)
+        self._expect_free(count if done and in_place == count else None)
 
-    def order_changed(self) -> None:
-        """A request was given blocks: they have left the device's order, though as many may have come into it
-        since."""
-        self._walked = None
+    def _expect_free(self, more: int | None) -> None:
+        """The device has so many more blocks in its order, or nobody knows how many: then the next walk looks."""
+        if self._walked is not None:
+            free, *host = self._walked
+            self._walked = None if more is None else (free + more, *host)
 
     def _sees(self) -> tuple[int, ...]:
         """What changes if the order becomes longer or shorter, or the host loses something."""
@@ -189,9 +196,9 @@ class Stores:
 
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches. In most steps of an
-        engine that decodes, nothing has changed there, and nobody looks."""
+        engine that decodes, little has changed there, and nobody looks."""
         books = self._books
-        if self._walked == self._sees() and self.is_settled:
+        if self.is_settled and self._walked == self._sees():
             self.skip_walks(1)
             return
         self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
@@ -221,14 +228,22 @@ class Stores:
             stored = self._store_evictions(wanted, waiting, todo)
         self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe - stored
         self._asked.clear()
-        self._walk_is_due = False
+        self._took = False
         # On a host that is smaller than what was looked at, it matters how far the next look goes.
         self._walked = None if too_far else self._sees()
+        self._near = set(blocks)
 
     @property
     def is_settled(self) -> bool:
-        """Whether another walk would find nothing to do, as long as the device's order is what it was."""
-        return self._books.config.mode is Mode.EAGER or not (self._unsafe or self._asked or self._walk_is_due)
+        """Whether another walk would find nothing to do, as long as the device's order is what it was, or little,
+        far from eviction: requests that decode take a block from time to time, and to look each time would take
+        longer than they do."""
+        if self._books.config.mode is Mode.EAGER:
+            return True
+        if self._unsafe or self._asked:
+            return False
+        least = self._target + self._load_demand - self._target // _SLACK
+        return not self._took or self._ahead + self._on_the_way() >= least
 
     def skip_walks(self, count: int) -> None:
         """So many walks over an order that is as the last one left it: each looks less far than the one before."""

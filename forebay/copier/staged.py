@@ -32,7 +32,7 @@ from forebay.transfers import CopyOrder, Direction, Outcome
 LOAD_STAGING_BYTES = 64 << 20
 STORE_STAGING_BYTES = 32 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
-FEW_WAIT_S = 0.05
+FEW_WAIT_S = 0.2
 
 _LEAST_STAGING_BYTES = 1 << 20
 
@@ -48,7 +48,7 @@ _LOW, _AT_ONCE = 4, 8
 """Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
 _ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
 _REST_S = 0.02
-"""As long as what was given ahead keeps the bus busy."""
+"""Nobody waits for a store, but the bus should not stand still for long."""
 
 
 class StagedCopier(ThreadedCopier):
@@ -86,6 +86,7 @@ class StagedCopier(ThreadedCopier):
         self._entered = False  # whether the thread has done what takes long, once
         self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
         self._rests_until_s = 0.0  # the copier's thread
+        self._held_up = False  # it has something to give and rests
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -106,14 +107,15 @@ class StagedCopier(ThreadedCopier):
         self._pages.go_on()
 
     def rest(self) -> None:
-        """The engine's thread is about to give the device a step, a few hundred calls of which each lets other
+        """The engine's thread is about to give the device a step: hundreds of calls, each of which lets other
         threads run. The copier's thread had better not be one of them: both would take several times as long, and
-        the device waits for the step. So it rests, but no longer than it can without the bus standing still."""
+        the device waits for the step. So it rests, for a while, and unless the device runs out of loads."""
         self._rests_until_s = monotonic() + _REST_S
 
     def resume(self) -> None:
         self._rests_until_s = 0.0
-        if any(self._begun.values()):
+        if self._held_up:
+            self._held_up = False
             self._jobs.put(Wake())
 
     def close(self) -> None:
@@ -156,8 +158,7 @@ class StagedCopier(ThreadedCopier):
             self._jobs.put(Wake(cause_of_death=repr(error)))
         finally:
             self._giving.release()
-        if not self._rests_until_s:
-            self._jobs.put(Wake())
+        self._jobs.put(Wake())
         return True
 
     def _may_give(self, job: Job) -> bool:
@@ -262,9 +263,9 @@ class StagedCopier(ThreadedCopier):
         stopping = False
         while not stopping or few.jobs or any(begun.values()):
             direction = None
-            rests = monotonic() < self._rests_until_s
-            if not rests:
-                with self._giving:
+            with self._giving:
+                rest_s = self._rest_s()
+                if not rest_s:
                     if few.jobs and (stopping or few.are_due()):
                         together = few.take()
                         begun[Direction.STORE].append((together, self._issue(together)))
@@ -273,8 +274,10 @@ class StagedCopier(ThreadedCopier):
                         self._advance(begun[direction])
             try:
                 # With something to give the device, only look; with something to wait for, look again soon.
-                soon = any(begun.values()) or (rests and few.jobs)
-                wait_s = _LOOK_AGAIN_S if soon else few.left_s if few.jobs else None
+                wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
+                if rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
+                    self._held_up = True
+                    wait_s = min(_LOOK_AGAIN_S, rest_s)
                 job = jobs.get(block=direction is None, timeout=wait_s)
             except Empty:
                 continue
@@ -287,6 +290,13 @@ class StagedCopier(ThreadedCopier):
                     few.add(job)
                 else:
                     begun[job.order.direction].append(([job], self._fated(job)))
+
+    def _rest_s(self) -> float:
+        """How much longer to rest. Not at all if the device has little to do of the loads that were begun."""
+        rest_s = self._rests_until_s - monotonic()
+        if rest_s > 0 and not (self._begun[Direction.LOAD] and self._stagers[Direction.LOAD].ahead < _LOW):
+            return rest_s
+        return 0.0
 
     def _next_direction(self, begun: Mapping[Direction, Sized]) -> Direction | None:
         """Whose chunk comes next. A request waits for a load, so loads are first, and are given far ahead; but

@@ -7,7 +7,7 @@ tells it, a report of the copier or a verdict of the scheduler, is settled here 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,8 +93,8 @@ class SimpleCPUOffloadWorker:
         self._recovers = kv_cache_config is None or compat.recovers(kv_cache_config)
         self._rank = Rank(vllm_config.parallel_config.rank)
         self._copier: Copier = NothingToCopy(self._rank)
-        self._staged: StagedCopier | None = None  # the copier, if it is one
-        self._has_started = False  # the engine
+        self._staged: StagedCopier | None = None  # the same, if it has a thread beside the engine's
+        self._goes_on = False  # it was told that the engine has started
         self._metadata: SimpleCPUOffloadMetadata | None = None
         self._loads: dict[TransferId, _OpenLoad] = {}
         self._finished: set[str] = set()
@@ -102,7 +102,7 @@ class SimpleCPUOffloadWorker:
         self._bad_blocks: set[int] = set()
         self._meta = SimpleCPUOffloadWorkerMetadata({})
         self._on_their_way = 0  # transfers that the copier has not reported
-        self._held_back: list[Report] = []  # failures, for the next step's output
+        self._held_back: list[Report] = []  # for the next step's output
         self._alone = vllm_config.parallel_config.world_size == 1
         self._submits_early = False
         self._grows = False  # whether slots become ready bit by bit
@@ -175,8 +175,8 @@ class SimpleCPUOffloadWorker:
         )
 
     def _go_on(self) -> None:
-        if self._staged is not None and not self._has_started:
-            self._has_started = True
+        if self._staged is not None and not self._goes_on:
+            self._goes_on = True
             self._staged.go_on()
 
     @property
@@ -249,19 +249,25 @@ class SimpleCPUOffloadWorker:
         return meta if meta != self._meta or meta.meanwhile is not None else None
 
     def ended_meanwhile(self) -> Meanwhile:
-        """What has ended well since get_finished(). An engine that schedules ahead reads a step's output when the
-        next step is under way, and what it said of transfers is two steps old by then: a request whose bytes are
-        there would wait for two steps more. Called by the scheduler, if it is in this process, from the same
-        thread. Failures are for the next output: when the scheduler asks, the engine has looked for them in this
-        one."""
-        before = self._meta, self._finished
-        self._meta, self._finished = ended = Meanwhile(SimpleCPUOffloadWorkerMetadata({}), set())
+        """Loads that have ended well since the last get_finished(), which may be that of a later step than the one
+        whose output is read now. An engine that schedules ahead reads an output when the next step is under way,
+        and what it says of transfers is two steps old: a request whose bytes are there would wait for two steps
+        more. Called by the scheduler, if it is in this process, from the same thread, at any time between steps or
+        within one.
+
+        The rest is for the next output: failures, because the engine looks for them before it lets the scheduler
+        ask; and stores, which are told in the order in which they ended."""
+        ended = Meanwhile(SimpleCPUOffloadWorkerMetadata({}), set())
         for report in self._copier.poll():
-            if report.outcome.failed:
+            transfer_id, _, outcome = report
+            if outcome.failed or transfer_id not in self._loads:
                 self._held_back.append(report)
-            else:
-                self._hear(report)
-        self._meta, self._finished = before
+                continue
+            self._on_their_way -= 1
+            load = self._loads.pop(transfer_id)
+            ended.meta.completed_load_events[transfer_id] = 1
+            if load.request_id is not None:
+                ended.finished.add(load.request_id)
         return ended
 
     def shutdown(self) -> None:
@@ -274,12 +280,18 @@ class SimpleCPUOffloadWorker:
         metadata = self._metadata
         if metadata is None:
             return
+        left: list[tuple[CopyOrder, RequestId]] = []
         for order, request_id in zip(metadata.loads, metadata.waiting, strict=True):
-            if order.id not in self._loads and not (early and order.move_to):
-                self._loads[order.id] = _OpenLoad(order, request_id)
-                self._on_their_way += 1
-                self._copier.submit(order)
+            if early and order.move_to:
+                left.append((order, request_id))
+                continue
+            self._loads[order.id] = _OpenLoad(order, request_id)
+            self._on_their_way += 1
+            self._copier.submit(order)
         if early:
+            # What was submitted may have ended and been heard of before the rest of this is.
+            loads, waiting = [order for order, _ in left], [request_id for _, request_id in left]
+            self._metadata = replace(metadata, loads=loads, waiting=waiting)
             return
         self._metadata = None
         self._on_their_way += len(metadata.stores)
