@@ -30,7 +30,7 @@ from forebay.ids import Key, Rank
 from forebay.transfers import CopyOrder, Direction, Outcome
 
 LOAD_STAGING_BYTES = 64 << 20
-STORE_STAGING_BYTES = 32 << 20
+STORE_STAGING_BYTES = 64 << 20
 """Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
 FEW_WAIT_S = 0.2
 
@@ -38,7 +38,7 @@ _LEAST_STAGING_BYTES = 1 << 20
 
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
-_AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 24), (Direction.LOAD, 16))
+_AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
 does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
 long is the point: each time it runs, the engine does not."""

@@ -394,6 +394,74 @@ def test_when_the_thread_dies_the_engines_gives_nothing_more_of_what_it_left(
     assert len(rig.copier._tickets) == len(set(rig.copier._tickets)) == module._TICKETS
 
 
+@pytest.fixture
+def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REST_S", 600.0)
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_the_thread_rests_while_the_engine_launches_a_step(make: Callable[..., Rig]) -> None:
+    rig = entered(make())
+    rig.copier.rest()
+    rig.copier.submit(store(1, {5: 3}))
+    assert wait_for(lambda: rig.copier._held_up)
+    assert rig.copier.poll() == []
+    rig.copier.resume()
+    [report] = poll_until(rig.copier, bool)
+    assert report.outcome is DONE
+    assert rig.slot(3) == rig.block(5)
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_but_not_if_the_device_has_nothing_to_load(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_HERE", 0)  # the thread has to begin it
+    rig = entered(make())
+    rig.copier.rest()
+    assert rig.run(load(1, {5: 3})) == {1: DONE}
+
+
+def test_nor_for_long(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REST_S", 0.03)
+    rig = entered(make())
+    rig.copier.rest()
+    assert rig.run(store(1, {5: 3})) == {1: DONE}
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_what_the_engines_thread_began_is_not_forgotten_in_a_rest(make: Callable[..., Rig]) -> None:
+    rig = entered(make(load_staging_bytes=88))  # a block a chunk, and more of them than it gives itself
+    rig.copier.rest()
+    rig.copier.submit(load(1, {block: block for block in range(12)}))
+    assert wait_for(lambda: not rig.copier._begun[Direction.LOAD]), "nobody has polled"
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_a_thread_with_nothing_to_give_is_not_woken(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = entered(make(few_wait_s=600.0))
+    rig.copier.submit(store(1, {5: 3}))  # waits for others
+    put: list[object] = []
+    monkeypatch.setattr(rig.copier._jobs, "put", put.append)
+    for _ in range(3):
+        rig.copier.rest()
+        time.sleep(0.02)
+        rig.copier.resume()
+    assert put == []
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_close_does_not_wait_for_the_end_of_a_rest(make: Callable[..., Rig]) -> None:
+    rig = entered(make())
+    rig.copier.rest()
+    rig.copier.submit(store(1, {5: 3}))
+    rig.copier.close()
+    assert [report.outcome for report in rig.copier.poll()] == [DONE]
+
+
 def test_the_interpreter_is_kept_until_the_first_copy_is_given(make: Callable[..., Rig]) -> None:
     """Beside a thread that computes, whoever gives it away gets it back 5 ms later; numpy did so several times
     for an order of a thousand blocks. Here he would get it back a second later, and the other has computed."""

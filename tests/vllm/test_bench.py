@@ -8,6 +8,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,38 @@ def test_peers(tmp_path: Path) -> None:
             assert row["calls"][workload][call]["calls"] >= 1
     assert row["start_s"] > 0
     assert row["resident_bytes"] > record["shape"]["host_bytes"]
+
+
+def test_peers_in_turns(tmp_path: Path) -> None:
+    arguments = ("--in-turns", "--only", "none,forebay-lazy", "--workloads", "fits")
+    record = run("gpu_peers.py", *arguments, record=tmp_path / "peers.json")
+    assert [(row["engine"], row["problem"]) for row in record["rows"]] == [("none", None), ("forebay-lazy", None)]
+    spans = []
+    for row in record["rows"]:
+        spans += [(each["at"], each["at"] + each["seconds"], row["engine"]) for each in row["workloads"]["fits"]]
+    spans.sort()
+    assert all(ended < began for (_, ended, _), (began, _, _) in pairwise(spans)), "one works, the other waits"
+    assert [name for *_, name in spans] == ["none", "forebay-lazy", "forebay-lazy", "none"]
+
+
+def test_who_has_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    module = importlib.import_module("_turns")
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    module.Turnstile(tmp_path / "turns", ["stays", "goes", "leaves"])
+    engines = {}
+    for name in ("stays", "goes", "leaves"):
+        engines[name] = Client(str(tmp_path / "turns"))
+        engines[name].send(name)
+        engines[name].send("here")
+    stays, goes, leaves = engines.values()
+    assert stays.recv() == "go"
+    goes.close()  # before its turn
+    stays.send("done")
+    assert leaves.recv() == "go"
+    leaves.close()  # in its turn
+    stays.send("here")
+    assert stays.recv() == "go"
 
 
 def test_calls_of_a_scheduler_in_the_same_process_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,22 @@ class Loading:
         return sum(self.scheduler.manager.device_pins().values())
 
 
+def test_a_rank_in_the_same_process_is_asked_what_has_ended_meanwhile() -> None:
+    from vllm.v1.outputs import KVConnectorOutput
+
+    from forebay.vllm import SimpleCPUOffloadWorkerMetadata
+    from forebay.vllm.metadata import Meanwhile
+
+    loading = Loading()
+    more = Meanwhile(SimpleCPUOffloadWorkerMetadata({}, {loading.load.id: 1}), {"loads"})
+    said = SimpleCPUOffloadWorkerMetadata({}, meanwhile=lambda: more)
+    output = KVConnectorOutput(kv_connector_worker_meta=said)
+    loading.scheduler.update_connector_output(output)
+    assert output.finished_recving == {"loads"}
+    assert loading.verdicts() == []
+    assert not loading.scheduler.has_pending_work()
+
+
 def test_a_load_that_ends_in_time_needs_no_verdict() -> None:
     loading = Loading()
     assert loading.ranks_say(done=1) == {"loads"}

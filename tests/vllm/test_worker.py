@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay.ids import BlockId, RequestId, Slot, TransferId
+from forebay.ids import Rank as RankNumber
 from forebay.transfers import CopyOrder, Direction, Outcome, Report
 from tests.vllm.driving import full, kv_cache_config, mamba, vllm_config, window
 
@@ -121,6 +123,103 @@ def test_only_loads_without_moves_are_submitted_before_the_forward_pass(rank: Ra
     assert submitted == [1, 2, 3]
 
 
+class Scripted:
+    """A copier that ends what the test says, when it says so."""
+
+    slots = ready = SLOTS
+
+    def __init__(self) -> None:
+        self.submitted: list[int] = []
+        self._ended: list[Report] = []
+
+    def submit(self, order: CopyOrder) -> None:
+        self.submitted.append(order.id)
+
+    def end(self, number: int, outcome: Outcome = Outcome.DONE) -> None:
+        self._ended.append(Report(TransferId(number), RankNumber(0), outcome))
+
+    def poll(self) -> list[Report]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def scripted(rank: Rank) -> Scripted:
+    copier = Scripted()
+    rank.worker._copier = copier
+    return copier
+
+
+def test_who_asks_hears_of_a_load_before_the_next_step_does(rank: Rank, scripted: Scripted) -> None:
+    assert rank.step(_load(1, [1], [0]), _load(2, [2], [1])) == (set(), set())
+    scripted.end(1)
+    meta, finished = rank.worker.ended_meanwhile()
+    assert (meta.completed_load_events, finished) == ({1: 1}, {"of 1"})
+    assert rank.worker.ended_meanwhile().finished == set()
+    scripted.end(2)
+    assert rank.step() == ({"of 2"}, set())
+    assert rank.ended["loads"] == {2: 1}, "and the other once"
+
+
+def test_a_rank_can_be_asked_as_long_as_something_is_on_its_way(rank: Rank, scripted: Scripted) -> None:
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    metadata = SimpleCPUOffloadMetadata([_load(1, [1], [0])], [], [RequestId("one")], [], SLOTS)
+    rank.worker.bind_connector_metadata(metadata)
+    rank.worker.get_transfer_results(set())
+    said = rank.worker.build_connector_worker_meta()
+    assert said is not None
+    assert said.meanwhile is not None
+    assert pickle.loads(pickle.dumps(said)).meanwhile is None, "not from another process"
+    scripted.end(1)
+    said.meanwhile()
+    rank.step()
+    assert rank.worker.build_connector_worker_meta() is None
+
+
+def test_one_of_several_ranks_cannot_be_asked(rank: Rank, scripted: Scripted) -> None:
+    rank.worker._alone = False
+    rank.step(_load(1, [1], [0]))
+    assert rank.worker.build_connector_worker_meta() is None
+
+
+def test_failures_and_stores_are_for_the_next_output(rank: Rank, scripted: Scripted) -> None:
+    """The engine looks for failures before the scheduler can ask. And a router wants to hear of a block after
+    those that it builds on: what is in an output that nobody has read yet comes first."""
+    rank.step(_load(1, [1], [0]), _load(2, [2], [1]), stores=(_store(3, [3], [3]),))
+    scripted.end(1, Outcome.FAILED)
+    scripted.end(3)
+    scripted.end(2)
+    meta, finished = rank.worker.ended_meanwhile()
+    assert finished == {"of 2"}
+    assert (meta.completed_load_events, meta.completed_store_events, meta.failed_events) == ({2: 1}, {}, {})
+    assert rank.step() == ({"of 1"}, {"of 1"})
+    assert rank.ended == {"stores": {3: 1}, "loads": {}, "failed": {1: 1}, "mismatched": {}}
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_load_that_ends_within_its_step_is_not_submitted_again(
+    rank: Rank, scripted: Scripted, drafts: bool
+) -> None:
+    """vLLM reads the output of the step before in the middle of a step if sampling has to wait for that."""
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    worker = rank.worker
+    worker._submits_early, worker._waits_for_drafter = True, drafts
+    worker.bind_connector_metadata(
+        SimpleCPUOffloadMetadata([_load(1, [1], [0])], [], [RequestId("one")], [], SLOTS)
+    )
+    scripted.end(1)
+    assert worker.ended_meanwhile().finished == {"one"}
+    assert worker.get_transfer_results(set()).finished_recving == set()
+    worker.clear_connector_metadata()
+    assert rank.step() == (set(), set())
+    assert scripted.submitted == [1]
+
+
 def test_with_speculation_stores_wait_for_the_drafter(rank: Rank) -> None:
     """It may run after get_finished(), and writes KV too."""
     from forebay.vllm import SimpleCPUOffloadMetadata
@@ -226,12 +325,19 @@ def test_on_a_gpu_copiers_wait_until_the_engine_has_started(monkeypatch: pytest.
     from forebay.vllm import SimpleCPUOffloadMetadata, worker
 
     calls: list[object] = []
+    steps: list[str] = []
 
     class Waiting(Spoiled):
         bytes_per_block = 1024
 
         def go_on(self) -> None:
             calls.append("go on")
+
+        def rest(self) -> None:
+            steps.append("rest")
+
+        def resume(self) -> None:
+            steps.append("resume")
 
     def build(*_: object, waits: bool, **__: object) -> Waiting:
         calls.append(waits)
@@ -240,12 +346,16 @@ def test_on_a_gpu_copiers_wait_until_the_engine_has_started(monkeypatch: pytest.
     monkeypatch.setattr(worker, "cuda_copier", build)
     monkeypatch.setattr(worker, "block_regions", lambda *_: [])
     made = Rank(caches={"layer0": [SimpleNamespace(device=SimpleNamespace(type="cuda"))]}).worker
-    made.get_finished(set())
     made.build_connector_worker_meta()
     assert calls == [True]
     for _ in range(2):
         made.handshake() if by == "a handshake" else made.bind_connector_metadata(SimpleCPUOffloadMetadata())
     assert calls == [True, "go on"]
+    steps.clear()
+    made.bind_connector_metadata(SimpleCPUOffloadMetadata())
+    assert steps == ["rest"], "while the step is launched"
+    made.get_finished(set())
+    assert steps == ["rest", "resume"]
 
 
 def test_before_030_failures_are_told_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
