@@ -43,7 +43,7 @@ class Stores:
         self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
         self._load_demand = 0  # the most that they asked for between two walks, of late
         self._took = False  # something was taken from the order that the last walk did not know of
-        self._unsafe = 0  # blocks that the last walk found unsafe and could not store
+        self._unsafe = 0  # blocks that the last walk found unsafe, and that the next one has to see to
         self._walked: tuple[int, ...] | None = None  # what it saw, unless something has changed since for sure
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
@@ -226,11 +226,12 @@ class Stores:
             todo = todo[max(0, len(todo) - most) :]
         if todo:
             stored = self._store_evictions(wanted, waiting, todo)
-        self._ahead, self._unsafe = len(blocks) - unsafe - beyond, unsafe - stored
+        self._ahead = len(blocks) - unsafe - beyond
+        # On a host that is smaller than what was looked at, it matters how far the next look goes.
+        self._unsafe = unsafe if too_far else unsafe - stored
+        self._walked = None if too_far else self._sees()
         self._asked.clear()
         self._took = False
-        # On a host that is smaller than what was looked at, it matters how far the next look goes.
-        self._walked = None if too_far else self._sees()
         self._near = set(blocks)
 
     @property
