@@ -111,6 +111,10 @@ class Meanwhile(NamedTuple):
     finished: set[str]
 
 
+def nothing_meanwhile() -> Meanwhile:
+    return Meanwhile(SimpleCPUOffloadWorkerMetadata({}), set())
+
+
 def _added(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
     return dict(Counter(one) + Counter(other))
 

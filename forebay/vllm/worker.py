@@ -33,6 +33,7 @@ from forebay.vllm.metadata import (
     SimpleCPUOffloadMetadata,
     SimpleCPUOffloadWorkerMetadata,
     Verdict,
+    nothing_meanwhile,
 )
 
 logger = init_logger("vllm.forebay")
@@ -104,6 +105,8 @@ class SimpleCPUOffloadWorker:
         self._on_their_way = 0  # transfers that the copier has not reported
         self._held_back: list[Report] = []  # for the next step's output
         self._alone = vllm_config.parallel_config.world_size == 1
+        self._is_asked = False  # by the scheduler, directly: see ended_meanwhile()
+        self._meanwhile = nothing_meanwhile()
         self._submits_early = False
         self._grows = False  # whether slots become ready bit by bit
         self._waits_for_drafter = vllm_config.speculative_config is not None
@@ -244,30 +247,26 @@ class SimpleCPUOffloadWorker:
         ready = self._copier.ready
         if self._ready_told != ready and (self._grows or self._ready_told is not None):
             self._ready_told = meta.ready[self._rank] = ready
-        if self._alone and self._on_their_way:
+        if self._alone and (self._on_their_way or self._meanwhile.meta.completed_load_events):
             meta.meanwhile = self.ended_meanwhile
         return meta if meta != self._meta or meta.meanwhile is not None else None
 
     def ended_meanwhile(self) -> Meanwhile:
-        """Loads that have ended well since the last get_finished(), which may be that of a later step than the one
-        whose output is read now. An engine that schedules ahead reads an output when the next step is under way,
-        and what it says of transfers is two steps old: a request whose bytes are there would wait for two steps
-        more. Called by the scheduler, if it is in this process, from the same thread, at any time between steps or
-        within one.
+        """Loads that have ended well and that nobody was told of. An engine that schedules ahead reads a step's
+        output when the next step is under way, and what it says of transfers is up to two steps old: a request
+        whose bytes are there would wait for two steps more. Called by the scheduler, if it is in this process,
+        from the same thread, between steps or within one. Once it has asked it will do so again, so these loads
+        are no longer told with an output.
 
-        The rest is for the next output: failures, because the engine looks for them before it lets the scheduler
-        ask; and stores, which are told in the order in which they ended."""
-        ended = Meanwhile(SimpleCPUOffloadWorkerMetadata({}), set())
+        The rest is: failures, because the engine looks for them before it lets the scheduler ask; and stores,
+        which are told in the order in which they ended."""
+        self._is_asked = True
         for report in self._copier.poll():
-            transfer_id, _, outcome = report
-            if outcome.failed or transfer_id not in self._loads:
+            if report.outcome.failed or report.transfer_id not in self._loads:
                 self._held_back.append(report)
-                continue
-            self._on_their_way -= 1
-            load = self._loads.pop(transfer_id)
-            ended.meta.completed_load_events[transfer_id] = 1
-            if load.request_id is not None:
-                ended.finished.add(load.request_id)
+            else:
+                self._hear(report)
+        ended, self._meanwhile = self._meanwhile, nothing_meanwhile()
         return ended
 
     def shutdown(self) -> None:
@@ -329,10 +328,13 @@ class SimpleCPUOffloadWorker:
         elif load is None:
             self._meta.completed_store_events[transfer_id] = 1
         else:
-            self._meta.completed_load_events[transfer_id] = 1
+            meta, finished = self._meanwhile if self._is_asked else (self._meta, self._finished)
+            meta.completed_load_events[transfer_id] = 1
+            if load.request_id is not None:
+                finished.add(load.request_id)
         if load is not None:
             del self._loads[transfer_id]
-            if load.request_id is not None:
+            if failed and load.request_id is not None:
                 self._tell(load.request_id, failed, load.order.blocks + load.order.move_to)
 
     def _tries_again(self, load: _OpenLoad) -> bool:

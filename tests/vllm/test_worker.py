@@ -154,14 +154,34 @@ def scripted(rank: Rank) -> Scripted:
 
 
 def test_who_asks_hears_of_a_load_before_the_next_step_does(rank: Rank, scripted: Scripted) -> None:
-    assert rank.step(_load(1, [1], [0]), _load(2, [2], [1])) == (set(), set())
+    assert rank.step(_load(1, [1], [0]), _load(2, [2], [1]), _load(3, [3], [2])) == (set(), set())
     scripted.end(1)
-    meta, finished = rank.worker.ended_meanwhile()
-    assert (meta.completed_load_events, finished) == ({1: 1}, {"of 1"})
-    assert rank.worker.ended_meanwhile().finished == set()
+    assert rank.step() == ({"of 1"}, set()), "as long as nobody asks"
     scripted.end(2)
-    assert rank.step() == ({"of 2"}, set())
-    assert rank.ended["loads"] == {2: 1}, "and the other once"
+    meta, finished = rank.worker.ended_meanwhile()
+    assert (meta.completed_load_events, finished) == ({2: 1}, {"of 2"})
+    assert rank.worker.ended_meanwhile().finished == set()
+    scripted.end(3)
+    assert rank.step() == (set(), set()), "the output of this step may be read after that of another"
+    assert rank.worker.ended_meanwhile().finished == {"of 3"}
+    assert rank.ended["loads"] == {1: 1}
+
+
+def test_what_was_not_told_can_be_asked_for_when_nothing_is_on_its_way(rank: Rank, scripted: Scripted) -> None:
+    from forebay.vllm import SimpleCPUOffloadMetadata
+
+    worker = rank.worker
+    worker.ended_meanwhile()
+    worker.bind_connector_metadata(
+        SimpleCPUOffloadMetadata([_load(1, [1], [0])], [], [RequestId("of 1")], [_verdict(1, failed=True)], SLOTS)
+    )
+    scripted.end(1)
+    assert worker.get_transfer_results(set()).finished_recving == {"of 1"}, "as the scheduler had decided"
+    said = worker.build_connector_worker_meta()
+    assert said is not None
+    assert said.meanwhile is not None
+    meta, finished = said.meanwhile()
+    assert (meta.completed_load_events, finished) == ({1: 1}, set())
 
 
 def test_a_rank_can_be_asked_as_long_as_something_is_on_its_way(rank: Rank, scripted: Scripted) -> None:
