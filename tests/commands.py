@@ -170,6 +170,7 @@ RULES = (
     ),
     _left(r"python bench/gpu_\w+\.py .*--cuda-graphs.*", "needs a GPU"),
     _by(r"python bench/gpu_peers\.py(?: --json .*| --calls .*)?", "tests/vllm/test_bench.py::test_peers"),
+    _by(r"python bench/gpu_peers\.py --in-turns .*", "tests/vllm/test_bench.py::test_peers_in_turns"),
     _by(r"python bench/gpu_answers\.py (?:--json .*|--control)", "tests/vllm/test_bench.py::test_answers"),
     _left(r"python bench/copy_speed\.py.*", "needs a GPU"),
     _left(r"make docs", "make test builds the site before it runs the tests"),
