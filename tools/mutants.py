@@ -121,7 +121,13 @@ MUTANTS = [
     ("copier/staged.py", "            and self._pages.pinned\n", "", "the engine's thread waits for bytes"),
     ("copier/staged.py", "raise RuntimeError(job.cause_of_death)", "pass", "an error in the engine's thread is lost"),
     ("copier/threaded.py", "self._settle_down()\n            self._collect()", "self._collect()", "a dead thread's copies still run"),
-    ("vllm/worker.py", "and not (early and order.move_to)", "", "moves read what the step has not computed"),
+    ("vllm/worker.py", "if early and order.move_to:", "if False:", "moves read what the step has not computed"),
+    ("vllm/worker.py", "self._metadata = replace(metadata, loads=loads, waiting=waiting)", "pass", "a load is submitted twice"),
+    ("vllm/worker.py", "self._meanwhile if self._is_asked else", "self._meanwhile if False else", "loads that ended are told late"),
+    ("copier/staged.py", "self._stagers[Direction.LOAD].ahead < _LOW)", "False)", "a thread rests while the bus stands still"),
+    ("stores.py", "if len(near) == len(blocks) else None)", "if blocks else None)", "lazy overlooks what has left the order"),
+    ("stores.py", "count if done and in_place == count else None", "count if done else None", "lazy trusts in places"),
+    ("stores.py", "return not self._took or ", "return True or ", "lazy looks too late"),
     ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
 ]  # fmt: skip
 

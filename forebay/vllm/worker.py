@@ -103,7 +103,6 @@ class SimpleCPUOffloadWorker:
         self._bad_blocks: set[int] = set()
         self._meta = SimpleCPUOffloadWorkerMetadata({})
         self._on_their_way = 0  # transfers that the copier has not reported
-        self._held_back: list[Report] = []  # for the next step's output
         self._alone = vllm_config.parallel_config.world_size == 1
         self._is_asked = False  # by the scheduler, directly: see ended_meanwhile()
         self._meanwhile = nothing_meanwhile()
@@ -258,14 +257,10 @@ class SimpleCPUOffloadWorker:
         from the same thread, between steps or within one. Once it has asked it will do so again, so these loads
         are no longer told with an output.
 
-        The rest is: failures, because the engine looks for them before it lets the scheduler ask; and stores,
-        which are told in the order in which they ended."""
+        The rest is told with the next one: failures, because the engine looks for them before it lets the
+        scheduler ask; and stores, in the order in which they ended."""
         self._is_asked = True
-        for report in self._copier.poll():
-            if report.outcome.failed or report.transfer_id not in self._loads:
-                self._held_back.append(report)
-            else:
-                self._hear(report)
+        self._poll()
         ended, self._meanwhile = self._meanwhile, nothing_meanwhile()
         return ended
 
@@ -310,8 +305,7 @@ class SimpleCPUOffloadWorker:
         self._tell(verdict.request_id, verdict.failed, blocks)
 
     def _poll(self) -> None:
-        held_back, self._held_back = self._held_back, []
-        for report in (*held_back, *self._copier.poll()):
+        for report in self._copier.poll():
             self._hear(report)
 
     def _hear(self, report: Report) -> None:
