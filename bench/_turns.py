@@ -30,11 +30,19 @@ class Turnstile:
         self._names = list(names)
         Thread(target=self._serve, daemon=True).start()
 
+    def ended(self, name: str) -> None:
+        """This one has ended, perhaps before it came."""
+        with suppress(OSError), Client(self._listener.address) as connection:
+            connection.send(name)
+
     def close(self) -> None:
         self._listener.close()
 
     def _serve(self) -> None:
-        there = dict(self._expect() for _ in self._names)
+        there: dict[str, Connection] = {}
+        while len(there) < len(self._names):
+            name, connection = self._expect()
+            there.setdefault(name, connection)
         order = [there[name] for name in self._names]
         while order:
             waiting = [each for each in order if _hears(each)]  # all of them have come

@@ -151,10 +151,11 @@ class Bench:
         address = self.folder / "turns"
         rows = [self.row(engine, kind(engine)) for engine in engines]
         names = [engine.name for engine in engines]
-        with closing(Turnstile(address, names)), ThreadPoolExecutor(len(engines)) as pool:
+        with closing(Turnstile(address, names)) as turnstile, ThreadPoolExecutor(len(engines)) as pool:
 
             def one(engine: Engine, row: dict[str, Any]) -> None:
                 self.measure(engine, row, self.args.workloads, self.args.budget, (str(address), engine.name))
+                turnstile.ended(engine.name)
 
             list(pool.map(one, engines, rows))
         self.write()

@@ -86,7 +86,9 @@ class StagedCopier(ThreadedCopier):
         self._entered = False  # whether the thread has done what takes long, once
         self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
         self._rests_until_s = 0.0  # the copier's thread
-        self._held_up = False  # it has something to give and rests
+        self._held_up_since_s: float | None = None  # it has something to give and rests
+        self._few_wait = False  # few blocks wait for others, in the thread
+        self._hurries = False  # they are not to wait any longer
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -114,8 +116,13 @@ class StagedCopier(ThreadedCopier):
 
     def resume(self) -> None:
         self._rests_until_s = 0.0
-        if self._held_up:
-            self._held_up = False
+        if self._held_up_since_s is not None:
+            self._jobs.put(Wake())
+
+    def hurry(self) -> None:
+        """The engine has nothing to compute, so few blocks need not wait for others."""
+        if self._few_wait:
+            self._hurries = True
             self._jobs.put(Wake())
 
     def close(self) -> None:
@@ -266,7 +273,9 @@ class StagedCopier(ThreadedCopier):
             with self._giving:
                 rest_s = self._rest_s()
                 if not rest_s:
-                    if few.jobs and (stopping or few.are_due()):
+                    self._held_up_since_s = None
+                    if few.jobs and (stopping or self._hurries or few.are_due()):
+                        self._few_wait = self._hurries = False
                         together = few.take()
                         begun[Direction.STORE].append((together, self._issue(together)))
                     direction = self._next_direction(begun)
@@ -276,7 +285,8 @@ class StagedCopier(ThreadedCopier):
                 # With something to give the device, only look; with something to wait for, look again soon.
                 wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
                 if rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
-                    self._held_up = True
+                    if self._held_up_since_s is None:
+                        self._held_up_since_s = monotonic()
                     wait_s = min(_LOOK_AGAIN_S, rest_s)
                 job = jobs.get(block=direction is None, timeout=wait_s)
             except Empty:
@@ -288,12 +298,17 @@ class StagedCopier(ThreadedCopier):
             elif isinstance(job, Job) and not self._is_refused(job):
                 if job.order.direction is Direction.STORE and job.fate == Fate():
                     few.add(job)
+                    self._few_wait = True
                 else:
                     begun[job.order.direction].append(([job], self._fated(job)))
 
     def _rest_s(self) -> float:
-        """How much longer to rest. Not at all if the device has little to do of the loads that were begun."""
-        rest_s = self._rests_until_s - monotonic()
+        """How much longer to rest. Not at all if the device has little to do of the loads that were begun, nor if
+        one step after the other has held this thread up."""
+        now = monotonic()
+        rest_s = self._rests_until_s - now
+        if self._held_up_since_s is not None:
+            rest_s = min(rest_s, self._held_up_since_s + _REST_S - now)
         if rest_s > 0 and not (self._begun[Direction.LOAD] and self._stagers[Direction.LOAD].ahead < _LOW):
             return rest_s
         return 0.0

@@ -41,6 +41,8 @@ class SimpleCPUOffloadMetadata(KVConnectorMetadata):
     verdicts: list[Verdict] = field(default_factory=list)
     slots: int = 0
     """How many the scheduler counts on; a rank with fewer must not go on."""
+    idle: bool = False
+    """Whether the step computes nothing."""
     need_flush: bool = False
     """Whether requests were preempted. Blocks that are being copied are pinned, so nothing has to be flushed."""
 

@@ -275,6 +275,7 @@ class SimpleCPUOffloadScheduler:
             step.waiting,
             verdicts,
             self.num_cpu_blocks,
+            idle=not scheduler_output.total_num_scheduled_tokens,
             need_flush=bool(scheduler_output.preempted_req_ids),
         )
 

@@ -291,6 +291,8 @@ class SimpleCPUOffloadWorker:
         self._on_their_way += len(metadata.stores)
         for order in metadata.stores:
             self._copier.submit(order)
+        if metadata.idle and self._staged is not None:
+            self._staged.hurry()
         for verdict in metadata.verdicts:
             self._repeat(verdict)
 

@@ -404,7 +404,7 @@ def test_the_thread_rests_while_the_engine_launches_a_step(make: Callable[..., R
     rig = entered(make())
     rig.copier.rest()
     rig.copier.submit(store(1, {5: 3}))
-    assert wait_for(lambda: rig.copier._held_up)
+    assert wait_for(lambda: rig.copier._held_up_since_s)
     assert rig.copier.poll() == []
     rig.copier.resume()
     [report] = poll_until(rig.copier, bool)
@@ -427,6 +427,30 @@ def test_nor_for_long(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch)
     rig = entered(make())
     rig.copier.rest()
     assert rig.run(store(1, {5: 3})) == {1: DONE}
+
+
+def test_nor_in_one_step_after_the_other(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two steps the thread may not get a turn."""
+    monkeypatch.setattr(module, "_REST_S", 0.03)
+    rig = entered(make())
+    rig.copier.submit(store(1, {5: 3}))
+    done = []
+    for _ in range(1000):
+        rig.copier.rest()
+        time.sleep(0.005)
+        done += rig.copier.poll()
+        if done:
+            break
+    assert [report.outcome for report in done] == [DONE]
+
+
+def test_few_blocks_do_not_wait_for_others_if_there_is_nothing_to_compute(make: Callable[..., Rig]) -> None:
+    rig = entered(make(few_wait_s=600.0))
+    rig.copier.submit(store(1, {5: 3}))
+    assert wait_for(lambda: rig.copier._few_wait)
+    rig.copier.hurry()
+    [report] = poll_until(rig.copier, bool)
+    assert report.outcome is DONE
 
 
 @pytest.mark.usefixtures("long_rests")

@@ -63,7 +63,8 @@ def test_who_has_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     module = importlib.import_module("_turns")
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
-    module.Turnstile(tmp_path / "turns", ["stays", "goes", "leaves"])
+    turnstile = module.Turnstile(tmp_path / "turns", ["stays", "never came", "goes", "leaves"])
+    turnstile.ended("never came")
     engines = {}
     for name in ("stays", "goes", "leaves"):
         engines[name] = Client(str(tmp_path / "turns"))

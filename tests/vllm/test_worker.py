@@ -359,6 +359,9 @@ def test_on_a_gpu_copiers_wait_until_the_engine_has_started(monkeypatch: pytest.
         def resume(self) -> None:
             steps.append("resume")
 
+        def hurry(self) -> None:
+            steps.append("hurry")
+
     def build(*_: object, waits: bool, **__: object) -> Waiting:
         calls.append(waits)
         return Waiting()
@@ -376,6 +379,9 @@ def test_on_a_gpu_copiers_wait_until_the_engine_has_started(monkeypatch: pytest.
     assert steps == ["rest"], "while the step is launched"
     made.get_finished(set())
     assert steps == ["rest", "resume"]
+    made.bind_connector_metadata(SimpleCPUOffloadMetadata(idle=True))
+    made.get_finished(set())
+    assert steps[2:] == ["rest", "hurry", "resume"], "there is nothing that it would disturb"
 
 
 def test_before_030_failures_are_told_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
