@@ -172,5 +172,13 @@ def available_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
+def wait_until_available(num_bytes: int, patience_s: float = 15.0) -> None:
+    """Pinned memory of a process that was killed comes back seconds after it has gone, and slows down who starts
+    meanwhile."""
+    deadline = time.monotonic() + patience_s
+    while available_bytes() < num_bytes and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def shared_files() -> set[Path]:
     return {path for path in SHARED.glob("*") if HOST_CACHES.search(path.name)} if SHARED.is_dir() else set()

@@ -207,12 +207,12 @@ async def warm_up(shape: Shape, ask: Ask) -> Phases:
     return phases
 
 
-async def documents(shape: Shape, ask: Ask, turn: Turn) -> Phases:
+async def documents(shape: Shape, ask: Ask, turn: Turn = nullcontext) -> Phases:
     prompts = document_prompts(shape)
     return [(await phase(ask, prompts, 1, len(prompts), turn=turn))[0] for _ in range(shape.rounds)]
 
 
-async def chat(shape: Shape, ask: Ask, turn: Turn) -> Phases:
+async def chat(shape: Shape, ask: Ask, turn: Turn = nullcontext) -> Phases:
     prompts, phases = chat_prompts(shape), []
     for number in range(1, shape.turns + 1):
         measured, answers = await phase(ask, prompts, shape.answer_tokens, shape.at_once, turn=turn)
@@ -221,14 +221,14 @@ async def chat(shape: Shape, ask: Ask, turn: Turn) -> Phases:
     return phases
 
 
-async def miss(shape: Shape, ask: Ask, turn: Turn) -> Phases:
+async def miss(shape: Shape, ask: Ask, turn: Turn = nullcontext) -> Phases:
     slices = [miss_prompts(shape, i) for i in range(shape.miss_slices)]
     # Whether the first step has one prompt or two would be a race between the engine and those who ask, and says
     # how many requests decode beside how many prefills: 10.5 or 10.8 ms per token, whoever serves them.
     return [(await phase(ask, each, shape.answer_tokens, len(each), HEAD_START_S, turn))[0] for each in slices]
 
 
-async def fits(shape: Shape, ask: Ask, turn: Turn) -> Phases:
+async def fits(shape: Shape, ask: Ask, turn: Turn = nullcontext) -> Phases:
     """The first time all is new, which is not counted."""
     prompts = fits_prompts(shape)
     phases = [

@@ -33,7 +33,7 @@ from typing import Any
 
 from _about import about, has_cuda, print_about
 from _calls import lines
-from _children import end_on_signal, run_child
+from _children import available_bytes, end_on_signal, run_child, wait_until_available
 from _engines import ENGINES, GRAPHS, LLAMA_8B, SMALL, Engine, engine_args, with_settings, write_model
 from _table import Column, columns, table, verdicts
 from _turns import Turnstile
@@ -174,7 +174,9 @@ class Bench:
             row["problem"] = f"not run: {max(left, 0):.0f} s were left"
         else:
             row["problem"] = "cut short"  # unless it gets to its end
+            available = available_bytes()
             self.measure(engine, row, workloads, min(self.args.engine_timeout, left))
+            wait_until_available(int(0.98 * available))
         if row["problem"]:
             self.say(f"{engine.label}: {row['problem']}")
         self.write()

@@ -132,3 +132,12 @@ def test_resident_memory_counts_descendants() -> None:
             assert resident_bytes(os.getpid()) > resident_bytes(child.pid) > 64 << 20
         finally:
             child.kill()
+
+
+def test_memory_that_comes_back_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    available = iter([10, 20, 70, 90])
+    monkeypatch.setattr(_children, "available_bytes", lambda: next(available))
+    _children.wait_until_available(60)
+    assert next(available) == 90
+    monkeypatch.setattr(_children, "available_bytes", lambda: 10)
+    _children.wait_until_available(60, patience_s=0.01)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
-from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +56,6 @@ def test_peers_in_turns(tmp_path: Path) -> None:
     spans.sort()
     assert all(ended < began for (_, ended, _), (began, _, _) in pairwise(spans)), "one works, the other waits"
     assert [name for *_, name in spans] == ["none", "forebay-lazy", "forebay-lazy", "none"]
-
-
-def test_who_has_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    module = importlib.import_module("_turns")
-    monkeypatch.setattr(module, "PAUSE_S", 0.0)
-    turnstile = module.Turnstile(tmp_path / "turns", ["stays", "never came", "goes", "leaves"])
-    turnstile.ended("never came")
-    engines = {}
-    for name in ("stays", "goes", "leaves"):
-        engines[name] = Client(str(tmp_path / "turns"))
-        engines[name].send(name)
-        engines[name].send("here")
-    stays, goes, leaves = engines.values()
-    assert stays.recv() == "go"
-    goes.close()  # before its turn
-    stays.send("done")
-    assert leaves.recv() == "go"
-    leaves.close()  # in its turn
-    stays.send("here")
-    assert stays.recv() == "go"
 
 
 def test_calls_of_a_scheduler_in_the_same_process_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
