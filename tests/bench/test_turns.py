@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -11,18 +12,19 @@ import pytest
 
 def test_who_has_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_turns, "PAUSE_S", 0.0)
-    turnstile = _turns.Turnstile(tmp_path / "turns", ["stays", "never came", "goes", "leaves"])
-    turnstile.ended("never came")
-    engines = {}
-    for name in ("stays", "goes", "leaves"):
-        engines[name] = Client(str(tmp_path / "turns"))
-        engines[name].send(name)
-        engines[name].send("here")
-    stays, goes, leaves = engines.values()
-    assert stays.recv() == "go"
-    goes.close()  # before its turn
-    stays.send("done")
-    assert leaves.recv() == "go"
-    leaves.close()  # in its turn
-    stays.send("here")
-    assert stays.recv() == "go"
+    with closing(_turns.Turnstile(tmp_path / "turns", ["stays", "never came", "goes", "leaves"])) as turnstile:
+        turnstile.ended("never came")
+        engines = {}
+        for name in ("stays", "goes", "leaves"):
+            engines[name] = Client(str(tmp_path / "turns"))
+            engines[name].send(name)
+            engines[name].send("here")
+        stays, goes, leaves = engines.values()
+        assert stays.recv() == "go"
+        goes.close()  # before its turn
+        stays.send("done")
+        assert leaves.recv() == "go"
+        leaves.close()  # in its turn
+        stays.send("here")
+        assert stays.recv() == "go"
+        stays.close()
