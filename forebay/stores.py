@@ -13,6 +13,7 @@ from math import ceil
 from sys import maxsize
 from typing import cast
 
+from forebay.ancestry import Ancestry
 from forebay.books import Books
 from forebay.config import Mode
 from forebay.events import Stored
@@ -21,9 +22,7 @@ from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
 _LARGE_HOST = 4  # times the device
-
-_SLACK = 8
-"""Of so many parts of the target, the last may be unsafe before the next walk."""
+_SLACK = 8  # of so many parts of the target, the last may be unsafe before the next walk
 
 
 class Stores:
@@ -218,14 +217,13 @@ class Stores:
         todo = books.pool.missing(wanted)
         if self._refused:
             todo = [i for i in todo if wanted[i] not in self._refused]
-        unsafe, stored = len(todo), 0
+        unsafe = len(todo)
         if on_the_way:
             # Pinned blocks are blocks the engine cannot take: leave it what a step takes, or if there is less than
             # that, half of it.
             most = max(len(blocks) // 2, books.device.num_free - self._target // 2)
             todo = todo[max(0, len(todo) - most) :]
-        if todo:
-            stored = self._store_evictions(wanted, waiting, todo)
+        stored = self._store_evictions(wanted, waiting, todo) if todo else 0
         self._ahead = len(blocks) - unsafe - beyond
         # On a host that is smaller than what was looked at, it matters how far the next look goes.
         self._unsafe = unsafe if too_far else unsafe - stored
@@ -398,21 +396,3 @@ def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
             yield first, i
             first = i
-
-
-class Ancestry:
-    """Which key builds on which, for the blocks of requests that have ended, until about `size` others ended after
-    them. The device's eviction order has only blocks; the chain they came from is not in it."""
-
-    def __init__(self, size: int) -> None:
-        self._size = max(1, size)
-        self._recent: dict[Key, Key] = {}
-        self._older: dict[Key, Key] = {}
-
-    def remember(self, chain: Sequence[Key]) -> None:
-        self._recent.update(zip(chain[1:], chain, strict=False))
-        if len(self._recent) > self._size:
-            self._older, self._recent = self._recent, {}
-
-    def parent(self, key: Key) -> Key | None:
-        return self._recent.get(key) or self._older.get(key)

@@ -9,21 +9,9 @@ from unittest import mock
 
 import pytest
 
-from forebay import (
-    ChunkedLocal,
-    FullAttention,
-    Hit,
-    Key,
-    KVLayout,
-    Mode,
-    NotYet,
-    OffloadManager,
-    Outcome,
-    Progress,
-    SlidingWindow,
-    stores,
-)
+from forebay import ChunkedLocal, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Outcome, Progress, SlidingWindow
 from forebay.ids import BlockId, RequestId
+from forebay.manager import OffloadManager
 from forebay.testing import TinyRequest
 from tests.builders import FULL, Desk, lose_device, make_engine, prompt, served, tokens_of
 from tests.watched import WatchedEngine
@@ -720,7 +708,7 @@ def test_walks_that_are_left_out_would_have_found_nothing(
 ) -> None:
     """Two engines go the same way; one looks at the eviction order in every step, the other only if it may have
     changed. Neither stores, waits or evicts otherwise than the other, if none may be late."""
-    monkeypatch.setattr(stores, "_SLACK", 10**9)
+    monkeypatch.setattr("forebay.stores._SLACK", 10**9)
     left_out = 0
     for seed in range(12):
         always, if_need_be = (

@@ -20,6 +20,7 @@ from time import monotonic
 
 from forebay.copier.checksum import Verify, is_sampled, seeds
 from forebay.copier.faults import GARBAGE, Fate, InjectedFaults, Spoil
+from forebay.copier.few import Few
 from forebay.copier.orders import fault_of
 from forebay.copier.pages import HostPages
 from forebay.copier.stager import Flight, Stager, Work
@@ -46,7 +47,6 @@ _MOST_HERE = 1024
 """Blocks of a load that the engine's thread may begin: that takes it a microsecond for two of them."""
 _LOW, _AT_ONCE = 4, 8
 """Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
-_ENOUGH_BLOCKS, _ENOUGH_BYTES = 16, 32 << 20
 _REST_S = 0.02
 """Nobody waits for a store, but the bus should not stand still for long."""
 
@@ -87,8 +87,7 @@ class StagedCopier(ThreadedCopier):
         self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
         self._rests_until_s = 0.0  # the copier's thread
         self._held_up_since_s: float | None = None  # it has something to give and rests
-        self._few_wait = False  # few blocks wait for others, in the thread
-        self._hurries = False  # they are not to wait any longer
+        self._few = Few(self.bytes_per_block, few_wait_s)
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
@@ -121,8 +120,8 @@ class StagedCopier(ThreadedCopier):
 
     def hurry(self) -> None:
         """The engine has nothing to compute, so few blocks need not wait for others."""
-        if self._few_wait:
-            self._hurries = True
+        if self._few.jobs:
+            self._few.hurry()
             self._jobs.put(Wake())
 
     def close(self) -> None:
@@ -266,7 +265,7 @@ class StagedCopier(ThreadedCopier):
         self._gpu.enter()
         self._entered = True
         begun = self._begun
-        few = _Few(self.bytes_per_block, self._few_wait_s)
+        few = self._few = Few(self.bytes_per_block, self._few_wait_s)  # of a thread that died, all has failed
         stopping = False
         while not stopping or few.jobs or any(begun.values()):
             direction = None
@@ -274,8 +273,7 @@ class StagedCopier(ThreadedCopier):
                 rest_s = self._rest_s()
                 if not rest_s:
                     self._held_up_since_s = None
-                    if few.jobs and (stopping or self._hurries or few.are_due()):
-                        self._few_wait = self._hurries = False
+                    if few.jobs and (stopping or few.are_due()):
                         together = few.take()
                         begun[Direction.STORE].append((together, self._issue(together)))
                     direction = self._next_direction(begun)
@@ -298,7 +296,6 @@ class StagedCopier(ThreadedCopier):
             elif isinstance(job, Job) and not self._is_refused(job):
                 if job.order.direction is Direction.STORE and job.fate == Fate():
                     few.add(job)
-                    self._few_wait = True
                 else:
                     begun[job.order.direction].append(([job], self._fated(job)))
 
@@ -396,32 +393,3 @@ class StagedCopier(ThreadedCopier):
 def _begun() -> dict[Direction, deque[tuple[list[Job], Iterator[Flight]]]]:
     """What was begun and not given to the device as a whole, by direction."""
     return {each: deque() for each in Direction}
-
-
-class _Few:
-    """Stores that are too small to be worth a flight of their own, until there are enough of them or the first has
-    waited long enough. Requests that decode fill a block every few steps, and nobody waits for it."""
-
-    def __init__(self, bytes_per_block: int, wait_s: float) -> None:
-        self.jobs: list[Job] = []
-        self._wait_s = wait_s
-        self._blocks = 0
-        self._enough = min(_ENOUGH_BLOCKS, _ENOUGH_BYTES // bytes_per_block)
-        self._due_s = 0.0
-
-    @property
-    def left_s(self) -> float:
-        return max(0.0, self._due_s - monotonic())
-
-    def are_due(self) -> bool:
-        return self._blocks >= self._enough or not self.left_s
-
-    def add(self, job: Job) -> None:
-        if not self.jobs:
-            self._due_s = monotonic() + self._wait_s
-        self.jobs.append(job)
-        self._blocks += len(job.order.blocks)
-
-    def take(self) -> list[Job]:
-        jobs, self.jobs, self._blocks = self.jobs, [], 0
-        return jobs

@@ -447,7 +447,7 @@ def test_nor_in_one_step_after_the_other(make: Callable[..., Rig], monkeypatch: 
 def test_few_blocks_do_not_wait_for_others_if_there_is_nothing_to_compute(make: Callable[..., Rig]) -> None:
     rig = entered(make(few_wait_s=600.0))
     rig.copier.submit(store(1, {5: 3}))
-    assert wait_for(lambda: rig.copier._few_wait)
+    assert wait_for(lambda: rig.copier._few.jobs)
     rig.copier.hurry()
     [report] = poll_until(rig.copier, bool)
     assert report.outcome is DONE
@@ -467,6 +467,7 @@ def test_a_thread_with_nothing_to_give_is_not_woken(
 ) -> None:
     rig = entered(make(few_wait_s=600.0))
     rig.copier.submit(store(1, {5: 3}))  # waits for others
+    assert wait_for(lambda: rig.copier._few.jobs)
     put: list[object] = []
     monkeypatch.setattr(rig.copier._jobs, "put", put.append)
     for _ in range(3):
