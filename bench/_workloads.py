@@ -149,12 +149,24 @@ def fits_prompts(shape: Shape) -> list[Tokens]:
     return [prompt(shape, shape.fits_tokens, "fits", i) for i in range(shape.fits_prompts)]
 
 
-def warm_up_prompts(shape: Shape) -> tuple[list[Tokens], list[Tokens]]:
-    """Documents that just fill the device, and short prompts that push some of them out."""
-    count = shape.device_blocks // -(-shape.document_tokens // shape.block_tokens)
-    long = [prompt(shape, shape.document_tokens, "warm", i) for i in range(max(1, count))]
+def step_lengths(shape: Shape) -> list[int]:
+    """How many tokens a step of the chats computes: what is new in a turn, of one chat or of several. Turns differ
+    by less than a percent, so they alternate."""
+    new = []
+    for turn in range(2, shape.turns + 1):
+        before = shape.first_turn_tokens + (turn - 2) * shape.more_tokens + shape.answer_tokens
+        known = (before - 1) // shape.block_tokens * shape.block_tokens  # nobody has computed the last token
+        new.append(shape.first_turn_tokens + (turn - 1) * shape.more_tokens - known)
+    return [chats * new[chats % len(new)] for chats in range(1, shape.at_once + 1)]
+
+
+def warm_up_prompts(shape: Shape) -> tuple[list[Tokens], list[Tokens], list[Tokens]]:
+    """Documents, prompts that take one step each, and short ones: together, they push a document out."""
+    steps = [prompt(shape, length, "warm", "step", length) for length in step_lengths(shape)]
     short = [prompt(shape, shape.first_turn_tokens // 10, "warm", "short", i) for i in range(shape.at_once)]
-    return long, short
+    left = shape.device_blocks * shape.block_tokens - sum(map(len, steps + short))
+    count = max(1, -(-left // shape.document_tokens))
+    return [prompt(shape, shape.document_tokens, "warm", i) for i in range(count)], steps, short
 
 
 async def phase(
@@ -199,11 +211,18 @@ async def phase(
 
 
 async def warm_up(shape: Shape, ask: Ask) -> Phases:
-    """Every kernel, length and direction once before the clock starts. Not counted."""
-    long, short = warm_up_prompts(shape)
+    """Every kernel, length and direction once before the clock starts. Not counted. A length that is new to the
+    libraries has them load a kernel, for which the driver waits until the device has done all that it was given,
+    copies too."""
+    long, steps, short = warm_up_prompts(shape)
     phases = []
-    for prompts, answer_tokens in ((long, 1), (short, shape.answer_tokens), (long[:1], 1)):
-        phases.append((await phase(ask, prompts, answer_tokens, len(prompts)))[0])
+    for prompts, answer_tokens, at_once in (
+        (long, 1, len(long)),
+        (steps, 1, 1),
+        (short, shape.answer_tokens, len(short)),
+        (long[:1], 1, 1),
+    ):
+        phases.append((await phase(ask, prompts, answer_tokens, at_once))[0])
     return phases
 
 

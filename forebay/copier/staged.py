@@ -30,25 +30,30 @@ from forebay.errors import ensure
 from forebay.ids import Key, Rank
 from forebay.transfers import CopyOrder, Direction, Outcome
 
-LOAD_STAGING_BYTES = 64 << 20
+LOAD_STAGING_BYTES = 128 << 20
 STORE_STAGING_BYTES = 64 << 20
-"""Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it."""
+"""Of each lane. Large enough that a chunk's share of Python does not count, small enough that nobody misses it. It
+counts most with loads: the engine's thread gives some of their chunks, and has a step to begin."""
 FEW_WAIT_S = 0.2
 
 _LEAST_STAGING_BYTES = 1 << 20
 
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
-_AHEAD = ((Direction.LOAD, 8), (Direction.STORE, 12), (Direction.LOAD, 16))
+_BREATH_S = 0.0001
+"""Between two chunks. A thread that only lets go of the interpreter for short calls takes it again before another
+that waits has woken up, until Python makes it let go: after 5 ms, in which the engine does nothing."""
+_AHEAD = ((Direction.LOAD, 4), (Direction.STORE, 12), (Direction.LOAD, 8))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
 does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
 long is the point: each time it runs, the engine does not."""
 _MOST_HERE = 1024
 """Blocks of a load that the engine's thread may begin: that takes it a microsecond for two of them."""
-_LOW, _AT_ONCE = 4, 8
+_LOW, _AT_ONCE = 3, 4
 """Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
-_REST_S = 0.02
-"""Nobody waits for a store, but the bus should not stand still for long."""
+_REST_S = 0.05
+"""As long as a launch takes on a slow processor. Nobody waits for a store, but the bus should not stand still for
+long."""
 
 
 class StagedCopier(ThreadedCopier):
@@ -280,13 +285,15 @@ class StagedCopier(ThreadedCopier):
                     if direction is not None:
                         self._advance(begun[direction])
             try:
-                # With something to give the device, only look; with something to wait for, look again soon.
+                # With something to give the device, only breathe; with something to wait for, look again soon.
                 wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
-                if rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
+                if direction is not None:
+                    wait_s = _BREATH_S
+                elif rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
                     if self._held_up_since_s is None:
                         self._held_up_since_s = monotonic()
                     wait_s = min(_LOOK_AGAIN_S, rest_s)
-                job = jobs.get(block=direction is None, timeout=wait_s)
+                job = jobs.get(timeout=wait_s)
             except Empty:
                 continue
             if isinstance(job, Wake) and job.cause_of_death:

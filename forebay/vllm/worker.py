@@ -262,6 +262,8 @@ class SimpleCPUOffloadWorker:
         self._is_asked = True
         self._poll()
         ended, self._meanwhile = self._meanwhile, nothing_meanwhile()
+        if ended.finished and self._staged is not None:
+            self._staged.rest()  # the device waits for the step that begins behind these loads
         return ended
 
     def shutdown(self) -> None:

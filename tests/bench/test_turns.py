@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from multiprocessing.connection import Client
 from pathlib import Path
+from threading import Thread
 
 import _turns
 import pytest
@@ -28,3 +29,14 @@ def test_who_has_gone_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monk
         stays.send("here")
         assert stays.recv() == "go"
         stays.close()
+
+
+def test_who_has_ended_can_say_so_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    names = ["first", "second", "third", "fourth"]
+    with closing(_turns.Turnstile(tmp_path / "turns", names)) as turnstile:
+        for _ in range(2):  # each has ended before it came; then the turnstile has, too
+            for name in names:
+                told = Thread(target=turnstile.ended, args=(name,), daemon=True)
+                told.start()
+                told.join(10)
+                assert not told.is_alive()

@@ -19,6 +19,7 @@ from _workloads import (
     document_prompts,
     fits_prompts,
     miss_prompts,
+    step_lengths,
     warm_up,
     warm_up_prompts,
 )
@@ -88,6 +89,12 @@ def test_the_host_holds_documents_chat_and_what_warmed_up() -> None:
     tokens = warm + FULL.documents * FULL.document_tokens + FULL.sessions * last_turn
     assert tokens * per_token < FULL.host_bytes
     assert warm > FULL.device_blocks * FULL.block_tokens  # so that something is loaded before the clock starts
+
+
+def test_before_the_clock_starts_steps_are_as_long_as_those_of_chats() -> None:
+    assert step_lengths(FULL) == [944, 2 * 952, 3 * 944, 4 * 952, 5 * 944, 6 * 952, 7 * 944, 8 * 952]
+    _, steps, _ = warm_up_prompts(FULL)
+    assert [len(each) for each in steps] == step_lengths(FULL)
 
 
 def test_documents_are_asked_all_at_once_and_again() -> None:

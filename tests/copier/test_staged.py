@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -442,6 +443,31 @@ def test_nor_in_one_step_after_the_other(make: Callable[..., Rig], monkeypatch: 
         if done:
             break
     assert [report.outcome for report in done] == [DONE]
+
+
+def test_between_two_chunks_the_thread_lets_others_run(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never waits gets the interpreter back before any other wakes up."""
+    does: list[object] = []
+    advance, get = StagedCopier._advance, Jobs.get
+
+    def watched_advance(self: StagedCopier, begun: Any) -> None:
+        does.append("gives")
+        advance(self, begun)
+
+    def watched_get(self: Jobs, *, block: bool = True, timeout: float | None = None) -> Any:
+        does.append(block and (timeout is None or timeout > 0))
+        return get(self, block=block, timeout=timeout)
+
+    monkeypatch.setattr(module, "_MOST_HERE", 0)  # the thread has to give all of it
+    monkeypatch.setattr(StagedCopier, "_advance", watched_advance)
+    monkeypatch.setattr(Jobs, "get", watched_get)
+    rig = make(load_staging_bytes=88)  # a block a chunk
+    assert rig.run(load(1, {block: block for block in range(12)})) == {1: DONE}
+    after = [then for does_so, then in pairwise(does) if does_so == "gives"]
+    assert len(after) >= 11
+    assert set(after) == {True}
 
 
 def test_few_blocks_do_not_wait_for_others_if_there_is_nothing_to_compute(make: Callable[..., Rig]) -> None:

@@ -382,6 +382,12 @@ def test_on_a_gpu_copiers_wait_until_the_engine_has_started(monkeypatch: pytest.
     made.bind_connector_metadata(SimpleCPUOffloadMetadata(idle=True))
     made.get_finished(set())
     assert steps[2:] == ["rest", "hurry", "resume"], "there is nothing that it would disturb"
+    steps.clear()
+    made.ended_meanwhile()
+    assert steps == []
+    made._meanwhile.finished.add("one")
+    made.ended_meanwhile()
+    assert steps == ["rest"], "the engine is about to schedule a step with it"
 
 
 def test_before_030_failures_are_told_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
