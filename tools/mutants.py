@@ -125,6 +125,8 @@ MUTANTS = [
     ("vllm/worker.py", "self._metadata = replace(metadata, loads=loads, waiting=waiting)", "pass", "a load is submitted twice"),
     ("vllm/worker.py", "self._meanwhile if self._is_asked else", "self._meanwhile if False else", "loads that ended are told late"),
     ("copier/staged.py", "self._stagers[Direction.LOAD].ahead < _LOW)", "False)", "a thread rests while the bus stands still"),
+    ("copier/staged.py", "wait_s = _BREATH_S", "wait_s = 0.0", "the copier's thread never lets go"),
+    ("vllm/worker.py", "self._staged.rest()  # the device", "pass  # the device", "the copier works while the step behind a load is made"),
     ("stores.py", "if len(near) == len(blocks) else None)", "if blocks else None)", "lazy overlooks what has left the order"),
     ("stores.py", "count if done and in_place == count else None", "count if done else None", "lazy trusts in places"),
     ("stores.py", "return not self._took or ", "return True or ", "lazy looks too late"),

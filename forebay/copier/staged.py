@@ -41,8 +41,8 @@ _LEAST_STAGING_BYTES = 1 << 20
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
 _BREATH_S = 0.0001
-"""Between two chunks. A thread that only lets go of the interpreter for short calls takes it again before another
-that waits has woken up, until Python makes it let go: after 5 ms, in which the engine does nothing."""
+"""Between two chunks. A thread that never waits keeps the interpreter until Python takes it away, 5 ms later, and
+the engine's thread has launches to do."""
 _AHEAD = ((Direction.LOAD, 4), (Direction.STORE, 12), (Direction.LOAD, 8))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
 does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
