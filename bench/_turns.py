@@ -26,9 +26,9 @@ class Turnstile:
     """In the process that started the others. Whoever ends is not waited for any more."""
 
     def __init__(self, address: Path, names: Sequence[str]) -> None:
-        # Each comes once and says once that it has ended. Those that nobody waits for any more are not accepted,
-        # and one too many of them would be held up at the door.
-        self._listener = Listener(str(address), backlog=2 * len(names))
+        # When nobody is waited for any more, those who say that they have ended are not let in either, and one too
+        # many of them would be held up at the door.
+        self._listener = Listener(str(address), backlog=len(names))
         self._names = list(names)
         Thread(target=self._serve, daemon=True).start()
 

@@ -157,7 +157,7 @@ def step_lengths(shape: Shape) -> list[int]:
         before = shape.first_turn_tokens + (turn - 2) * shape.more_tokens + shape.answer_tokens
         known = (before - 1) // shape.block_tokens * shape.block_tokens  # nobody has computed the last token
         new.append(shape.first_turn_tokens + (turn - 1) * shape.more_tokens - known)
-    return [chats * new[chats % len(new)] for chats in range(1, shape.at_once + 1)]
+    return [chats * new[chats % len(new)] for chats in range(1, shape.at_once + 1) if new]
 
 
 def warm_up_prompts(shape: Shape) -> tuple[list[Tokens], list[Tokens], list[Tokens]]:

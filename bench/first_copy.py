@@ -27,7 +27,7 @@ from forebay.transfers import CopyOrder, Direction
 
 BLOCK_BYTES = 2 << 20
 SLOTS = 30_000
-CHUNK_S = 0.0012  # that the bus takes for a chunk
+CHUNK_S = 0.0024  # that the bus takes for a chunk
 
 
 class Event:

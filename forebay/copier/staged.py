@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
-from queue import Empty
 from threading import Event as Flag
 from threading import Lock
 from time import monotonic
@@ -23,6 +22,7 @@ from forebay.copier.faults import GARBAGE, Fate, InjectedFaults, Spoil
 from forebay.copier.few import Few
 from forebay.copier.orders import fault_of
 from forebay.copier.pages import HostPages
+from forebay.copier.rests import Rests
 from forebay.copier.stager import Flight, Stager, Work
 from forebay.copier.streams import Columns, Event, Gpu
 from forebay.copier.threaded import Job, Jobs, Stop, ThreadedCopier, Wake
@@ -40,9 +40,10 @@ _LEAST_STAGING_BYTES = 1 << 20
 
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
-_BREATH_S = 0.0001
-"""Between two chunks. A thread that never waits keeps the interpreter until Python takes it away, 5 ms later, and
-the engine's thread has launches to do."""
+_TURN_S, _BREATH_S = 0.001, 0.0001
+"""How long the copier's thread gives chunks without a break, and how long the break is. A thread that never waits
+keeps the interpreter until Python takes it away, 5 ms later, and the engine's thread has launches to do. Not after
+every chunk: beside a busy thread, one that waits gets its turn back 5 ms later, too."""
 _AHEAD = ((Direction.LOAD, 4), (Direction.STORE, 12), (Direction.LOAD, 8))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
 does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
@@ -51,9 +52,6 @@ _MOST_HERE = 1024
 """Blocks of a load that the engine's thread may begin: that takes it a microsecond for two of them."""
 _LOW, _AT_ONCE = 3, 4
 """Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
-_REST_S = 0.05
-"""As long as a launch takes on a slow processor. Nobody waits for a store, but the bus should not stand still for
-long."""
 
 
 class StagedCopier(ThreadedCopier):
@@ -79,8 +77,8 @@ class StagedCopier(ThreadedCopier):
         self._pages = pages
         self._verify = verify
         self._stagers = {
+            Direction.STORE: self._stager(Direction.STORE, store_staging_bytes),  # needs less, and takes no more
             Direction.LOAD: self._stager(Direction.LOAD, load_staging_bytes),
-            Direction.STORE: self._stager(Direction.STORE, store_staging_bytes),
         }
         self._tickets = deque(range(_TICKETS))
         self._giving = Lock()  # held by whoever gives the device something, for as long as that takes
@@ -90,8 +88,7 @@ class StagedCopier(ThreadedCopier):
             self._go.set()
         self._entered = False  # whether the thread has done what takes long, once
         self._left_to_give = _AT_ONCE  # chunks, for the engine's thread until it polls
-        self._rests_until_s = 0.0  # the copier's thread
-        self._held_up_since_s: float | None = None  # it has something to give and rests
+        self._rests = Rests()
         self._few = Few(self.bytes_per_block, few_wait_s)
         # By direction, in the order in which they will end. The copier's thread appends, the engine's takes.
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
@@ -116,11 +113,11 @@ class StagedCopier(ThreadedCopier):
         """The engine's thread is about to give the device a step: hundreds of calls, each of which lets other
         threads run. The copier's thread had better not be one of them: both would take several times as long, and
         the device waits for the step. So it rests, for a while, and unless the device runs out of loads."""
-        self._rests_until_s = monotonic() + _REST_S
+        self._rests.begin()
 
     def resume(self) -> None:
-        self._rests_until_s = 0.0
-        if self._held_up_since_s is not None:
+        self._rests.end()
+        if self._rests.holds_up:
             self._jobs.put(Wake())
 
     def hurry(self) -> None:
@@ -271,31 +268,30 @@ class StagedCopier(ThreadedCopier):
         self._entered = True
         begun = self._begun
         few = self._few = Few(self.bytes_per_block, self._few_wait_s)  # of a thread that died, all has failed
-        stopping = False
+        stopping, waited_at_s = False, monotonic()
         while not stopping or few.jobs or any(begun.values()):
             direction = None
             with self._giving:
-                rest_s = self._rest_s()
-                if not rest_s:
-                    self._held_up_since_s = None
+                rest_s = self._rests.left_s
+                if not rest_s or self._runs_dry():
                     if few.jobs and (stopping or few.are_due()):
                         together = few.take()
                         begun[Direction.STORE].append((together, self._issue(together)))
                     direction = self._next_direction(begun)
                     if direction is not None:
                         self._advance(begun[direction])
-            try:
-                # With something to give the device, only breathe; with something to wait for, look again soon.
-                wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
-                if direction is not None:
-                    wait_s = _BREATH_S
-                elif rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
-                    if self._held_up_since_s is None:
-                        self._held_up_since_s = monotonic()
-                    wait_s = min(_LOOK_AGAIN_S, rest_s)
-                job = jobs.get(timeout=wait_s)
-            except Empty:
-                continue
+                    else:
+                        self._rests.caught_up()
+            # With something to give the device, only breathe; with something to wait for, look again soon.
+            wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
+            if direction is not None:
+                wait_s = _BREATH_S if monotonic() - waited_at_s >= _TURN_S else 0.0
+            elif rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
+                self._rests.hold_up()
+                wait_s = min(_LOOK_AGAIN_S, rest_s)
+            job = jobs.get(wait_s)
+            if wait_s != 0.0:
+                waited_at_s = monotonic()
             if isinstance(job, Wake) and job.cause_of_death:
                 raise RuntimeError(job.cause_of_death)  # the engine's thread met it, but this one can be replaced
             if isinstance(job, Stop):
@@ -306,16 +302,9 @@ class StagedCopier(ThreadedCopier):
                 else:
                     begun[job.order.direction].append(([job], self._fated(job)))
 
-    def _rest_s(self) -> float:
-        """How much longer to rest. Not at all if the device has little to do of the loads that were begun, nor if
-        one step after the other has held this thread up."""
-        now = monotonic()
-        rest_s = self._rests_until_s - now
-        if self._held_up_since_s is not None:
-            rest_s = min(rest_s, self._held_up_since_s + _REST_S - now)
-        if rest_s > 0 and not (self._begun[Direction.LOAD] and self._stagers[Direction.LOAD].ahead < _LOW):
-            return rest_s
-        return 0.0
+    def _runs_dry(self) -> bool:
+        """Whether loads were begun of which the device has little left to do: no time to rest."""
+        return bool(self._begun[Direction.LOAD]) and self._stagers[Direction.LOAD].ahead < _LOW
 
     def _next_direction(self, begun: Mapping[Direction, Sized]) -> Direction | None:
         """Whose chunk comes next. A request waits for a load, so loads are first, and are given far ahead; but

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
 from typing import NamedTuple
@@ -71,9 +71,12 @@ class Jobs:
         heappush(self._waiting, job)
         self._bell.put(None)
 
-    def get(self, *, block: bool = True, timeout: float | None = None) -> Job | Stop | Wake:
-        """Raises queue.Empty."""
-        self._bell.get(block, timeout)
+    def get(self, timeout_s: float | None = None) -> Job | Stop | Wake | None:
+        """None if nothing comes in time."""
+        try:
+            self._bell.get(timeout=timeout_s)
+        except Empty:
+            return None
         return heappop(self._waiting)
 
 

@@ -132,6 +132,7 @@ def test_warming_up_asks_for_a_document_that_was_pushed_out() -> None:
     fake = Fake()
     asyncio.run(warm_up(TINY, fake))
     assert fake.asked[-1] == fake.asked[0]
+    assert all(each in fake.asked for prompts in warm_up_prompts(TINY) for each in prompts)
     assert len(fake.asked[0]) == TINY.document_tokens
 
 

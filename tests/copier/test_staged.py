@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forebay.copier import Copier, InjectedFaults
+from forebay.copier import Copier, InjectedFaults, rests
 from forebay.copier import staged as module
 from forebay.copier.checksum import Verify
 from forebay.copier.faults import GARBAGE, Fate
@@ -196,6 +196,24 @@ def test_when_the_thread_dies_nothing_is_on_its_way_any_more_and_another_goes_on
     assert rig.gpu.run(1) == 0, "something was still on its way"
     assert "the copying thread died (SystemExit('struck')); orders failed with it: 2" in caplog.text
     assert rig.run(store(3, {0: 12})) == {3: DONE}
+
+
+def test_staging_memory_of_loads_leaves_some_for_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(make_regions(12), Random(7))
+    pages = HostPages(SLOTS, gpu.bytes_per_block, threads=1)
+    left, staging = module.LOAD_STAGING_BYTES * 2, gpu.staging
+
+    def staging_of_what_is_left(num_bytes: int) -> Any:
+        nonlocal left
+        if num_bytes > left:
+            raise MemoryError(num_bytes)
+        left -= num_bytes
+        return staging(num_bytes)
+
+    monkeypatch.setattr(gpu, "staging", staging_of_what_is_left)
+    copier = StagedCopier(gpu, pages)
+    assert left == 0
+    copier.close()
 
 
 def test_a_device_with_little_memory_left_gets_less_staging_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +415,7 @@ def test_when_the_thread_dies_the_engines_gives_nothing_more_of_what_it_left(
 
 @pytest.fixture
 def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REST_S", 600.0)
+    monkeypatch.setattr(rests, "_MOST_S", 600.0)
 
 
 @pytest.mark.usefixtures("long_rests")
@@ -405,7 +423,7 @@ def test_the_thread_rests_while_the_engine_launches_a_step(make: Callable[..., R
     rig = entered(make())
     rig.copier.rest()
     rig.copier.submit(store(1, {5: 3}))
-    assert wait_for(lambda: rig.copier._held_up_since_s)
+    assert wait_for(lambda: rig.copier._rests.holds_up)
     assert rig.copier.poll() == []
     rig.copier.resume()
     [report] = poll_until(rig.copier, bool)
@@ -424,7 +442,7 @@ def test_but_not_if_the_device_has_nothing_to_load(
 
 
 def test_nor_for_long(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REST_S", 0.03)
+    monkeypatch.setattr(rests, "_MOST_S", 0.03)
     rig = entered(make())
     rig.copier.rest()
     assert rig.run(store(1, {5: 3})) == {1: DONE}
@@ -432,7 +450,7 @@ def test_nor_for_long(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch)
 
 def test_nor_in_one_step_after_the_other(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two steps the thread may not get a turn."""
-    monkeypatch.setattr(module, "_REST_S", 0.03)
+    monkeypatch.setattr(rests, "_MOST_S", 0.03)
     rig = entered(make())
     rig.copier.submit(store(1, {5: 3}))
     done = []
@@ -445,10 +463,52 @@ def test_nor_in_one_step_after_the_other(make: Callable[..., Rig], monkeypatch: 
     assert [report.outcome for report in done] == [DONE]
 
 
-def test_between_two_chunks_the_thread_lets_others_run(
-    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Of rests: it stands still, and its time is set."""
+    clock = SimpleNamespace(now_s=1000.0)
+    monkeypatch.setattr(rests, "monotonic", lambda: clock.now_s)
+    return clock
+
+
+def test_held_up_for_too_long_the_thread_goes_on_until_it_has_caught_up(
+    make: Callable[..., Rig], clock: SimpleNamespace
 ) -> None:
-    """One that never waits gets the interpreter back before any other wakes up."""
+    rig = entered(make(store_staging_bytes=88))  # a block a chunk
+    rig.copier.rest()
+    rig.copier.submit(store(1, {block: block for block in range(12)}))
+    assert wait_for(lambda: rig.copier._rests.holds_up)
+    clock.now_s += rests._MOST_S
+    rig.copier.rest()
+    [report] = poll_until(rig.copier, bool)
+    assert report.outcome is DONE
+    assert wait_for(lambda: not rig.copier._rests.holds_up)
+    rig.copier.submit(store(2, {5: 3}))
+    assert wait_for(lambda: rig.copier._rests.holds_up), "and rests again"
+
+
+def test_loads_that_may_not_wait_do_not_make_a_store_wait_for_longer(
+    make: Callable[..., Rig], clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_HERE", 0)  # the thread has to begin loads
+    rig = entered(make())
+    rig.copier.rest()
+    rig.copier.submit(store(1, {5: 3}))
+    assert wait_for(lambda: rig.copier._rests.holds_up)
+    clock.now_s += 0.6 * rests._MOST_S
+    rig.copier.rest()
+    [report] = run(rig.copier, load(2, {6: 4})).items()
+    assert report == (2, DONE)
+    clock.now_s += 0.6 * rests._MOST_S
+    rig.copier.rest()
+    [report] = poll_until(rig.copier, bool)
+    assert (report.transfer_id, report.outcome) == (1, DONE)
+
+
+@pytest.mark.parametrize("turn_s", [0.0, 600.0])
+def test_between_two_chunks_the_thread_lets_others_run_if_it_has_run_for_long(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, turn_s: float
+) -> None:
     does: list[object] = []
     advance, get = StagedCopier._advance, Jobs.get
 
@@ -456,10 +516,11 @@ def test_between_two_chunks_the_thread_lets_others_run(
         does.append("gives")
         advance(self, begun)
 
-    def watched_get(self: Jobs, *, block: bool = True, timeout: float | None = None) -> Any:
-        does.append(block and (timeout is None or timeout > 0))
-        return get(self, block=block, timeout=timeout)
+    def watched_get(self: Jobs, timeout_s: float | None = None) -> Any:
+        does.append(timeout_s)
+        return get(self, timeout_s)
 
+    monkeypatch.setattr(module, "_TURN_S", turn_s)
     monkeypatch.setattr(module, "_MOST_HERE", 0)  # the thread has to give all of it
     monkeypatch.setattr(StagedCopier, "_advance", watched_advance)
     monkeypatch.setattr(Jobs, "get", watched_get)
@@ -467,7 +528,7 @@ def test_between_two_chunks_the_thread_lets_others_run(
     assert rig.run(load(1, {block: block for block in range(12)})) == {1: DONE}
     after = [then for does_so, then in pairwise(does) if does_so == "gives"]
     assert len(after) >= 11
-    assert set(after) == {True}
+    assert set(after) == {0.0 if turn_s else module._BREATH_S}
 
 
 def test_few_blocks_do_not_wait_for_others_if_there_is_nothing_to_compute(make: Callable[..., Rig]) -> None:
