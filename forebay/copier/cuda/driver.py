@@ -20,9 +20,7 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 _RELAXED = 2
 _NOT_BEHIND_THE_DEFAULT = 1  # streams do not wait for the default stream, nor it for them
 _WITHOUT_TIMING = 2
-_MANY = (
-    256  # copies in a batch, at about a microsecond each: a chunk of blocks of 512 KiB, wherever their slots are
-)
+_MANY = 256  # copies in a batch, at about a microsecond each: as in a chunk of blocks of 512 KiB
 _FEW = 16  # copies one by one; more might fill the driver's queue, which would then wait
 _IN_STREAM_ORDER = 1  # sources are read when their turn in the stream comes, not before
 _PORTABLE = 1  # registered memory is pinned for all contexts
