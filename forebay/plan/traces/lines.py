@@ -106,6 +106,10 @@ def _opened(path: Path) -> tuple[BinaryIO, bool]:
             if path.suffix == ".gz" or not (gzipped := gzipped_name(path)).exists():
                 raise
             return gzipped.open("rb"), True
+    except FileNotFoundError:
+        # It was there when files were listed.
+        got = "nothing any more; an engine that still records deletes its oldest files: copy the folder, or try again"
+        raise TraceError(path, None, "a file that can be read", got) from None
     except OSError as error:
         raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
 
