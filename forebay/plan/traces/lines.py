@@ -108,7 +108,7 @@ def _opened(path: Path) -> tuple[BinaryIO, bool]:
             return gzipped.open("rb"), True
     except FileNotFoundError:
         # It was there when files were listed.
-        got = "nothing any more; an engine that still records deletes its oldest files: copy the folder, or try again"
+        got = "nothing any more; engines that still record delete old files: copy the folder, or try again"
         raise TraceError(path, None, "a file that can be read", got) from None
     except OSError as error:
         raise TraceError(path, None, "a file that can be read", reason_of(error)) from None
