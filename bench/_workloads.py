@@ -211,9 +211,9 @@ async def phase(
 
 
 async def warm_up(shape: Shape, ask: Ask) -> Phases:
-    """Every kernel, length and direction once before the clock starts. Not counted. A length that is new to the
-    libraries has them load a kernel, for which the driver waits until the device has done all that it was given,
-    copies too."""
+    """Every kernel and direction once before the clock starts, and every length to a percent. Not counted. For a
+    length that is new to them libraries load a kernel, and the driver waits until the device has done all that it
+    was given, copies too."""
     long, steps, short = warm_up_prompts(shape)
     phases = []
     for prompts, answer_tokens, at_once in (

@@ -10,7 +10,8 @@ _MOST_S = 0.05
 
 class Rests:
     """The engine's thread begins and ends them, the copier's asks how long. If it has something to give it is held
-    up, and that has an end, in one rest or in several: then it goes on until it has caught up."""
+    up, and that has an end, in one rest or in several: then it goes on until it has caught up, which is when the
+    device has all that it may be given."""
 
     def __init__(self) -> None:
         self._until_s = 0.0

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sized
 from itertools import chain
 from threading import Event as Flag
 from threading import Lock
-from time import monotonic
+from time import monotonic, sleep
 
 from forebay.copier.checksum import Verify, is_sampled, seeds
 from forebay.copier.faults import GARBAGE, Fate, InjectedFaults, Spoil
@@ -23,8 +23,8 @@ from forebay.copier.few import Few
 from forebay.copier.orders import fault_of
 from forebay.copier.pages import HostPages
 from forebay.copier.rests import Rests
-from forebay.copier.stager import Flight, Stager, Work
-from forebay.copier.streams import Columns, Event, Gpu
+from forebay.copier.stager import LANES, Flight, Stager, Work
+from forebay.copier.streams import Columns, Event, Gpu, Staging
 from forebay.copier.threaded import Job, Jobs, Stop, ThreadedCopier, Wake
 from forebay.errors import ensure
 from forebay.ids import Key, Rank
@@ -41,17 +41,19 @@ _LEAST_STAGING_BYTES = 1 << 20
 _TICKETS = 4096
 _LOOK_AGAIN_S = 0.006
 _TURN_S, _BREATH_S = 0.001, 0.0001
-"""How long the copier's thread gives chunks without a break, and how long the break is. A thread that never waits
-keeps the interpreter until Python takes it away, 5 ms later, and the engine's thread has launches to do. Not after
-every chunk: beside a busy thread, one that waits gets its turn back 5 ms later, too."""
+"""How long the copier's thread runs without a break, and how long that is. One that never waits is made to after
+5 ms by Python, and the engine's has launches to do. Not after every chunk, and not if the device has little to do:
+beside a busy thread, one that waits gets its turn back 5 ms later, too."""
 _AHEAD = ((Direction.LOAD, 4), (Direction.STORE, 12), (Direction.LOAD, 8))
 """Chunks that are given ahead, first to last. Few enough that others soon have their turn, enough that the bus
 does not stand still while this thread waits and then gives the next ones: some 15 to 20 ms of it. That it waits
 long is the point: each time it runs, the engine does not."""
 _MOST_HERE = 1024
 """Blocks of a load that the engine's thread may begin: that takes it a microsecond for two of them."""
-_LOW, _AT_ONCE = 3, 4
-"""Below so many chunks of loads the engine's thread gives more, up to so many, and no more between two polls."""
+_LOW = {Direction.LOAD: 3, Direction.STORE: 6}
+"""Chunks that the bus needs some 7 ms for: with less the device has little to do."""
+_AT_ONCE = 4
+"""Chunks of loads that the engine's thread gives, ahead and between two polls."""
 
 
 class StagedCopier(ThreadedCopier):
@@ -76,10 +78,7 @@ class StagedCopier(ThreadedCopier):
         self._gpu = gpu
         self._pages = pages
         self._verify = verify
-        self._stagers = {
-            Direction.STORE: self._stager(Direction.STORE, store_staging_bytes),  # needs less, and takes no more
-            Direction.LOAD: self._stager(Direction.LOAD, load_staging_bytes),
-        }
+        self._stagers = self._with_staging(load_staging_bytes, store_staging_bytes)
         self._tickets = deque(range(_TICKETS))
         self._giving = Lock()  # held by whoever gives the device something, for as long as that takes
         self._begun = _begun()
@@ -94,15 +93,22 @@ class StagedCopier(ThreadedCopier):
         self._flights: dict[Direction, deque[tuple[list[Job], Flight]]] = {each: deque() for each in Direction}
         self._begin()
 
-    def _stager(self, direction: Direction, staging_bytes: int) -> Stager:
+    def _with_staging(self, load_bytes: int, store_bytes: int) -> dict[Direction, Stager]:
         """With less staging memory where the device has little left. Copies are slower then, and work."""
         while True:
             try:
-                return Stager(self._gpu, self._pages, direction, staging_bytes)
+                whole = self._gpu.staging(LANES * (load_bytes + store_bytes))
+                break
             except MemoryError:
-                if staging_bytes <= _LEAST_STAGING_BYTES:
+                if min(load_bytes, store_bytes) <= _LEAST_STAGING_BYTES:
                     raise
-                staging_bytes //= 2
+                load_bytes, store_bytes = load_bytes // 2, store_bytes // 2
+        of_loads = Staging(whole.address, LANES * load_bytes)
+        of_stores = Staging(whole.address + LANES * load_bytes, LANES * store_bytes)
+        return {
+            Direction.LOAD: Stager(self._gpu, self._pages, Direction.LOAD, of_loads),
+            Direction.STORE: Stager(self._gpu, self._pages, Direction.STORE, of_stores),
+        }
 
     def go_on(self) -> None:
         """The engine has started: what would have kept it from that may begin. May be called twice."""
@@ -117,12 +123,12 @@ class StagedCopier(ThreadedCopier):
 
     def resume(self) -> None:
         self._rests.end()
-        if self._rests.holds_up:
+        if self._rests.holds_up and not self._stopped:
             self._jobs.put(Wake())
 
     def hurry(self) -> None:
         """The engine has nothing to compute, so few blocks need not wait for others."""
-        if self._few.jobs:
+        if self._few.jobs and not self._stopped:
             self._few.hurry()
             self._jobs.put(Wake())
 
@@ -193,7 +199,7 @@ class StagedCopier(ThreadedCopier):
         self._left_to_give = _AT_ONCE
         if self._begun[Direction.LOAD] and self._giving.acquire(blocking=False):
             try:
-                self._give_loads(_LOW)
+                self._give_loads(_LOW[Direction.LOAD])
             except Exception as error:  # noqa: BLE001 - it must not be the engine's
                 self._jobs.put(Wake(cause_of_death=repr(error)))
             finally:
@@ -256,6 +262,7 @@ class StagedCopier(ThreadedCopier):
 
     def _bury(self) -> None:
         super()._bury()
+        self._rests.caught_up()
         self._tickets = deque(range(_TICKETS))  # nothing is on its way any more
 
     # --- the copying thread -------------------------------------------------------------------------------
@@ -270,27 +277,29 @@ class StagedCopier(ThreadedCopier):
         few = self._few = Few(self.bytes_per_block, self._few_wait_s)  # of a thread that died, all has failed
         stopping, waited_at_s = False, monotonic()
         while not stopping or few.jobs or any(begun.values()):
-            direction = None
+            direction, breathes = None, False
             with self._giving:
                 rest_s = self._rests.left_s
-                if not rest_s or self._runs_dry():
+                if not rest_s or (begun[Direction.LOAD] and self._runs_dry(Direction.LOAD)):
                     if few.jobs and (stopping or few.are_due()):
                         together = few.take()
                         begun[Direction.STORE].append((together, self._issue(together)))
                     direction = self._next_direction(begun)
                     if direction is not None:
                         self._advance(begun[direction])
-                    else:
-                        self._rests.caught_up()
-            # With something to give the device, only breathe; with something to wait for, look again soon.
+                        breathes = monotonic() - waited_at_s >= _TURN_S and not self._runs_dry(direction)
             wait_s = _LOOK_AGAIN_S if any(begun.values()) else few.left_s if few.jobs else None
             if direction is not None:
-                wait_s = _BREATH_S if monotonic() - waited_at_s >= _TURN_S else 0.0
+                wait_s = 0.0
             elif rest_s and (any(begun.values()) or (few.jobs and few.are_due())):
                 self._rests.hold_up()
                 wait_s = min(_LOOK_AGAIN_S, rest_s)
+            else:
+                self._rests.caught_up()
+            if breathes:
+                sleep(_BREATH_S)
             job = jobs.get(wait_s)
-            if wait_s != 0.0:
+            if breathes or (job is None and wait_s):
                 waited_at_s = monotonic()
             if isinstance(job, Wake) and job.cause_of_death:
                 raise RuntimeError(job.cause_of_death)  # the engine's thread met it, but this one can be replaced
@@ -302,9 +311,9 @@ class StagedCopier(ThreadedCopier):
                 else:
                     begun[job.order.direction].append(([job], self._fated(job)))
 
-    def _runs_dry(self) -> bool:
-        """Whether loads were begun of which the device has little left to do: no time to rest."""
-        return bool(self._begun[Direction.LOAD]) and self._stagers[Direction.LOAD].ahead < _LOW
+    def _runs_dry(self, direction: Direction) -> bool:
+        """Whether the device has little to do of what it was given: no time to rest."""
+        return self._stagers[direction].ahead < _LOW[direction]
 
     def _next_direction(self, begun: Mapping[Direction, Sized]) -> Direction | None:
         """Whose chunk comes next. A request waits for a load, so loads are first, and are given far ahead; but

@@ -112,18 +112,19 @@ class Flight:
 
 
 class Stager:
-    """One direction. Called from one thread at a time. Raises MemoryError if the device has no room for it."""
+    """One direction. Called from one thread at a time."""
 
-    def __init__(self, gpu: Gpu, slots: Slots, direction: Direction, staging_bytes: int) -> None:
+    def __init__(self, gpu: Gpu, slots: Slots, direction: Direction, staging: Staging) -> None:
+        """`staging` is for all lanes together."""
         self.direction = direction
         urgent = direction is Direction.LOAD
         self._gpu = gpu
         self._slots = slots
         self._tables = gpu.stream(urgent=urgent)
         self._control = gpu.stream(urgent=urgent)
-        whole = gpu.staging(LANES * staging_bytes)
-        parts = [Staging(whole.address + lane * staging_bytes, staging_bytes) for lane in range(LANES)]
-        self._lanes = [Lane(gpu.stream(urgent=urgent), staging) for staging in parts]
+        staging_bytes = staging.num_bytes // LANES
+        parts = [Staging(staging.address + lane * staging_bytes, staging_bytes) for lane in range(LANES)]
+        self._lanes = [Lane(gpu.stream(urgent=urgent), part) for part in parts]
         self._turn = 0
         self._on_their_way: deque[Event] = deque()  # the ends of chunks
         self._bus: Event | None = None  # the end of the last copy on the bus

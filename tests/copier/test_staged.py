@@ -20,7 +20,7 @@ from forebay.copier.checksum import Verify
 from forebay.copier.faults import GARBAGE, Fate
 from forebay.copier.pages import HostPages
 from forebay.copier.staged import StagedCopier
-from forebay.copier.threaded import Job, Jobs
+from forebay.copier.threaded import Job, Jobs, Wake
 from forebay.errors import InvariantError
 from forebay.ids import Key, Rank
 from forebay.transfers import CopyOrder, Direction, Outcome
@@ -198,22 +198,16 @@ def test_when_the_thread_dies_nothing_is_on_its_way_any_more_and_another_goes_on
     assert rig.run(store(3, {0: 12})) == {3: DONE}
 
 
-def test_staging_memory_of_loads_leaves_some_for_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("left", "gets"), [(1000, 384), (384, 384), (383, 192), (256, 192), (128, 96), (13, 12)])
+def test_loads_and_stores_share_what_the_device_has_left(left: int, gets: int) -> None:
     gpu = FakeGpu(make_regions(12), Random(7))
     pages = HostPages(SLOTS, gpu.bytes_per_block, threads=1)
-    left, staging = module.LOAD_STAGING_BYTES * 2, gpu.staging
-
-    def staging_of_what_is_left(num_bytes: int) -> Any:
-        nonlocal left
-        if num_bytes > left:
-            raise MemoryError(num_bytes)
-        left -= num_bytes
-        return staging(num_bytes)
-
-    monkeypatch.setattr(gpu, "staging", staging_of_what_is_left)
+    gpu.most_staging_bytes = left << 20
     copier = StagedCopier(gpu, pages)
-    assert left == 0
+    rows = [copier._stagers[each].rows_at_once for each in (Direction.LOAD, Direction.STORE)]
     copier.close()
+    assert sum(len(each) for each in gpu._stagings) == gets << 20
+    assert rows[0] >= rows[1] > 0
 
 
 def test_a_device_with_little_memory_left_gets_less_staging_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,14 +499,20 @@ def test_loads_that_may_not_wait_do_not_make_a_store_wait_for_longer(
     assert (report.transfer_id, report.outcome) == (1, DONE)
 
 
-@pytest.mark.parametrize("turn_s", [0.0, 600.0])
-def test_between_two_chunks_the_thread_lets_others_run_if_it_has_run_for_long(
-    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, turn_s: float
+@pytest.mark.parametrize(
+    ("chunk_s", "first"),
+    [(0.0004, [0.0, 0.0, "lets others run"] * 4), (0.0011, [0.0, 0.0] + ["lets others run"] * 10)],
+)
+def test_every_millisecond_the_thread_lets_others_run_unless_the_device_has_little_to_do(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, chunk_s: float, first: list[object]
 ) -> None:
     does: list[object] = []
+    now_s = 0.0
     advance, get = StagedCopier._advance, Jobs.get
 
     def watched_advance(self: StagedCopier, begun: Any) -> None:
+        nonlocal now_s
+        now_s += chunk_s  # so long it takes to give one
         does.append("gives")
         advance(self, begun)
 
@@ -520,15 +520,63 @@ def test_between_two_chunks_the_thread_lets_others_run_if_it_has_run_for_long(
         does.append(timeout_s)
         return get(self, timeout_s)
 
-    monkeypatch.setattr(module, "_TURN_S", turn_s)
+    monkeypatch.setattr(module, "sleep", lambda _: does.append("lets others run"))
+    monkeypatch.setattr(module, "monotonic", lambda: now_s)
     monkeypatch.setattr(module, "_MOST_HERE", 0)  # the thread has to give all of it
+    monkeypatch.setattr(module, "_AHEAD", ((Direction.LOAD, 100),))
     monkeypatch.setattr(StagedCopier, "_advance", watched_advance)
     monkeypatch.setattr(Jobs, "get", watched_get)
-    rig = make(load_staging_bytes=88)  # a block a chunk
-    assert rig.run(load(1, {block: block for block in range(12)})) == {1: DONE}
+    rig = make(num_blocks=24, slots=24, load_staging_bytes=88)  # a block a chunk
+    rig.gpu.held = True  # the more it was given, the more it has to do
+    rig.copier.submit(load(1, {block: block for block in range(24)}))
+    assert wait_for(lambda: does.count("gives") == 24 and does[-1] is None), "then until something comes"
     after = [then for does_so, then in pairwise(does) if does_so == "gives"]
-    assert len(after) >= 11
-    assert set(after) == {0.0 if turn_s else module._BREATH_S}
+    assert after[:12] == first
+
+
+def test_with_as_much_as_the_device_may_have_the_thread_waits(
+    make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    get = Jobs.get
+
+    def watched_get(self: Jobs, timeout_s: float | None = None) -> Any:
+        waits.append(timeout_s)
+        return get(self, timeout_s)
+
+    monkeypatch.setattr(Jobs, "get", watched_get)
+    rig = entered(make(load_staging_bytes=88))  # a block a chunk
+    rig.gpu.held = True
+    rig.copier.submit(load(1, {block: block for block in range(12)}))
+    assert wait_for(lambda: waits[-5:] == [module._LOOK_AGAIN_S] * 5)
+    rig.copier.rest()
+    rig.copier.submit(store(2, {5: 3}))
+    assert wait_for(lambda: rig.copier._rests.holds_up)
+    assert min(each for each in waits[-2:] if each is not None) > 0.0
+
+
+def test_who_rests_with_nothing_to_give_is_not_held_up(make: Callable[..., Rig], clock: SimpleNamespace) -> None:
+    """The engine's thread may have given what there was."""
+    rig = entered(make())
+    rig.copier.rest()
+    rig.copier._rests.hold_up()
+    rig.copier._jobs.put(Wake())
+    assert wait_for(lambda: not rig.copier._rests.holds_up)
+
+
+def test_a_copier_that_has_stopped_is_not_woken(make: Callable[..., Rig]) -> None:
+    rig = entered(make(faults=InjectedFaults(kill_nth=tuple(range(1, 100)))))
+    for number in range(20):
+        rig.run(store(number, {5: 3}))
+    assert rig.copier._stopped
+    waiting = len(rig.copier._jobs)
+    rig.copier._rests.hold_up()
+    rig.copier._few.add(Job(1, 1, store(99, {5: 3}), Fate(), None))
+    for _ in range(10):
+        rig.copier.rest()
+        rig.copier.hurry()
+        rig.copier.resume()
+    assert len(rig.copier._jobs) == waiting
 
 
 def test_few_blocks_do_not_wait_for_others_if_there_is_nothing_to_compute(make: Callable[..., Rig]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.copier.stager import Flight, Stager, Work
+from forebay.copier.stager import LANES, Flight, Stager, Work
 from forebay.copier.streams import Columns, Event
 from forebay.copier.tiles import Tiles
 from forebay.transfers import CopyOrder, Direction
@@ -43,7 +43,8 @@ class Bench:
         self.regions = make_regions(BLOCKS, widths)
         self.gpu = FakeGpu(self.regions, self.rng)
         self.slots = FakeSlots(self.gpu.bytes_per_block)
-        self.stagers = {each: Stager(self.gpu, self.slots, each, staging_bytes) for each in Direction}
+        staging = {each: self.gpu.staging(LANES * staging_bytes) for each in Direction}
+        self.stagers = {each: Stager(self.gpu, self.slots, each, staging[each]) for each in Direction}
         self.tickets = 0
 
     def issue(self, order: CopyOrder, mark: Event | None, *, seeds: list[int] | None = None) -> Flight:

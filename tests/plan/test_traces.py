@@ -607,8 +607,8 @@ def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
     trace, lenient = open_trace(tmp_path), open_trace(tmp_path, skip_bad_lines=True)
     path.unlink()
     assert message_of(TraceError, lambda: [*trace]) == (
-        f"{path}: expected a file that can be read, got nothing any more; engines that still record delete old files: "
-        "copy the folder, or try again"
+        f"{path}: expected a file that can be read, got nothing any more; engines that still record delete old "
+        "files: copy the folder, or try again"
     )
     assert len([*lenient]) == 3
     assert lenient.skipped == 1
