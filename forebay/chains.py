@@ -61,6 +61,18 @@ class Chains:
         self._begin_branch(run)
         return run
 
+    def hold(self, head: Key, key: Key) -> bool:
+        """Whether the chain of this key is on the host, from the head of its prompt on: all of a run is there, and
+        it says what it builds on. False also if nobody can say."""
+        while (slot := self._slots.get(key)) is not None:
+            run = self._runs[slot]
+            if run is None:
+                return False
+            if run.above is None:  # it begins there, or what is above it was not known
+                return run.keys[0] == head
+            key = run.above
+        return False
+
     # --- ends --------------------------------------------------------------------------------------
 
     def tail(self, key: Key) -> Key:

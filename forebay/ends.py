@@ -82,7 +82,7 @@ class Ends:
             books.pool.unpin(order.slots)
         if transfer.keeps_place:
             in_place = books.device.unpin(order.blocks[::-1], in_place=True)
-            self._stores.returned(transfer, in_place)
+            self._stores.ahead.returned(transfer, in_place)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
 

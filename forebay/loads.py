@@ -52,6 +52,10 @@ class Loads:
         if device_tokens % books.layout.alignment_tokens:
             # Copies fill whole blocks; a hit cannot begin in the middle of one.
             return MISS
+        if state.request.num_tokens - 1 - device_tokens < books.layout.alignment_tokens:
+            # The engine has all that could be had.
+            state.still_waits = state.waiting_since = None
+            return MISS
         if state.still_waits is not None and state.still_waits():
             waited_s = self._waits(state)
             if waited_s is not None:
@@ -245,8 +249,8 @@ class Loads:
                 return lambda _: on_the_way(key)
         # What it finds on the device leaves the eviction order as well, and shortens the part of it that is safe.
         takes = copies + self._own_blocks(device_tokens)
-        if copies and not self._stores.can_take(state.request.id, takes):
-            return lambda _: not self._stores.can_take(state.request.id, takes)
+        if copies and not self._stores.ahead.can_take(state.request.id, takes):
+            return lambda _: not self._stores.ahead.can_take(state.request.id, takes)
         return None
 
     def _is_out_of_room(self, found: Match) -> bool:

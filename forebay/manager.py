@@ -112,7 +112,7 @@ class OffloadManager:
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
         self._draining = False
-        self._hits_are_due = False  # for the policy to hear of: a step was planned since the last was put off
+        self._hits_are_due = False  # for the policy to hear of: a step was planned since the last was noted
         self._recorder = recorder
         # Eager stores put on the host what is on the device too. Lazy ones mostly put there what no longer is; of
         # what is on the device, about half is on the host as well, because it was loaded.
@@ -164,8 +164,7 @@ class OffloadManager:
             if device_tokens == 0:
                 state.stores = request.may_store  # nothing of what it computed before a reset is left
             self._count_admission(state, device_tokens, loaded_tokens)
-        for blocks in table:
-            self._stores.taken(blocks)
+        self._stores.ahead.admitted(table)
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
         self._loads.has_moved(state)
@@ -243,8 +242,10 @@ class OffloadManager:
         """Plan this step's stores and hand out every transfer that the ranks have not been told of yet."""
         stored_for: list[RequestId] = []
         idle = True
+        if self._hits_are_due:  # nobody is admitted in this step, whose first token would wait for it
+            self._books.pool.settle()
         if not self._draining:
-            eager = self._books.config.mode is Mode.EAGER or self._stores.is_pressed
+            eager = self._books.config.mode is Mode.EAGER or self._stores.ahead.is_pressed
             for request_id, confirmed_tokens, new_blocks in progress:
                 idle = False
                 state = self._requests.get(request_id)
@@ -255,7 +256,7 @@ class OffloadManager:
                     for blocks, added in zip(state.table, new_blocks, strict=True):
                         if added:
                             blocks.extend(added)
-                            self._stores.taken(added)
+                            self._stores.ahead.taken(added)
                 if not state.stores:
                     self._stores.refuse(state)
                 elif eager and self._stores.advance(state, confirmed_tokens):
@@ -280,8 +281,6 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
-        if self._hits_are_due:  # or the engine waits for this report before it can begin the step
-            self._books.pool.settle()
         self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)
@@ -308,11 +307,11 @@ class OffloadManager:
     def is_settled(self) -> bool:
         """Whether another step would change nothing, unless the engine has news: no copy is on its way or planned,
         and everything near eviction is safe. For planners, which need not take steps in which nothing happens."""
-        return not len(self._books.ledger) and not self._ends.to_tell and self._stores.is_settled
+        return not len(self._books.ledger) and not self._ends.to_tell and self._stores.ahead.is_settled
 
     def skip_steps(self, count: int) -> None:
         """So many steps pass without news, while everything is settled: the same as that many calls of step()."""
-        self._stores.skip_walks(count)
+        self._stores.ahead.skip_walks(count)
 
     def drain(self) -> bool:
         """Plan nothing new from now on. True once nothing is on its way; keep stepping until then."""

@@ -30,7 +30,7 @@ from forebay.policies import Policy
 from forebay.tally import Tally
 
 _AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
-_PUT_OFF = 256  # runs of keys that were hit and that the policy hears of later, at most
+_PUT_OFF = 32  # runs of keys that were hit and that the policy hears of later, at most
 _FEW = 16  # fewer than these do not pay for a change between together and one by one
 
 
@@ -120,6 +120,11 @@ class HostPool:
             return ()
         return [i for i, key in enumerate(keys, start) if key not in slots]
 
+    def hold(self, head: Key, key: Key) -> bool:
+        """Whether nothing of a chain is missing, from the head of a prompt to this key. Quick, and False if that
+        cannot be told as quickly."""
+        return self._chains.hold(head, key)
+
     # --- the life of a slot ------------------------------------------------------------------------
 
     def make_room(self, count: int, keep: Container[Key] = ()) -> int:
@@ -190,7 +195,7 @@ class HostPool:
         touched, self._touched = self._touched, []
         for keys in touched:
             there = list(filter(self._slots.__contains__, keys))
-            if self._filling:
+            if self._filling and not self._filling.isdisjoint(map(self._slots.__getitem__, there)):
                 there = [key for key in there if key in self]
             if there:
                 self._policy.touch(there)

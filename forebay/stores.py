@@ -9,10 +9,10 @@ slots for, and both flush what is left of a request that ends, lazy only if the 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from math import ceil
 from sys import maxsize
 from typing import cast
 
+from forebay.ahead import Ahead
 from forebay.ancestry import Ancestry
 from forebay.books import Books
 from forebay.config import Mode
@@ -21,29 +21,19 @@ from forebay.ids import BlockId, Key, RequestId
 from forebay.requests import RequestState
 from forebay.transfers import CopyOrder, Direction, State, Transfer
 
-_LARGE_HOST = 4  # times the device
-_SLACK = 8  # of so many parts of the target, the last may be unsafe before the next walk
-
 
 class Stores:
     def __init__(self, books: Books, lazy_target: int, requests: Mapping[RequestId, RequestState]) -> None:
         """`requests`: those that have not ended. They are the manager's, and change."""
         self._books = books
         self._requests = requests
-        self._target = lazy_target
+        self.ahead = Ahead(books, lazy_target)
         self._open: dict[bool, Transfer] = {}  # planned this step and still growing, by keeps_place
         self._planned = 0  # blocks, ever
         # Lazy mode only:
         self._ancestry = Ancestry(2 * books.device.num_blocks)
         self._refused: set[Key] = set()  # keys that must not be kept, also when their request is gone
         self._most_refused = 2 * books.device.num_blocks  # before it is looked through
-        self._ahead = 0  # blocks that the device may take, in its order, without losing anything
-        self._near: set[BlockId] = set()  # those that the last walk saw there, and that nobody has taken since
-        self._asked: dict[RequestId, int] = {}  # blocks that loads have asked for since the last walk
-        self._load_demand = 0  # the most that they asked for between two walks, of late
-        self._took = False  # something was taken from the order that the last walk did not know of
-        self._unsafe = 0  # blocks that the last walk found unsafe, and that the next one has to see to
-        self._walked: tuple[int, ...] | None = None  # what it saw, unless something has changed since for sure
 
     def advance(self, state: RequestState, confirmed_tokens: int) -> bool:
         """Plan the blocks of a running request that have become storable. Returns whether there were any."""
@@ -105,27 +95,16 @@ class Stores:
             before = len(self._refused)
             self._refused.difference_update(*state.keys)  # somebody who may be kept has the same content
             if len(self._refused) < before:
-                self._walked = None
+                self.ahead.look_again()
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
-            if books.device.num_free >= self._target + self._load_demand:
+            if books.device.num_free >= self.ahead.reach:
                 return  # the walk over the eviction order comes to them in time
         for number in range(len(books.layout.groups)):
             ready = self._num_ready(state, number, confirmed_tokens)
             if ready:
                 self._store(state, number, 0, ready)
-
-    @property
-    def is_pressed(self) -> bool:
-        """Lazy mode: whether what requests compute may have to be stored when they end, because a walk would come
-        to it too late. Then it is better stored while they run: the device has no blocks to spare for those that
-        are being copied. Not on a small host: what is stored early makes way there for what is stored next."""
-        device = self._books.device
-        if self._books.pool.ready < _LARGE_HOST * device.num_blocks:
-            return False
-        free = device.num_free + self._on_the_way()  # those come back
-        return free < self._target + max(self._load_demand, self._sum_asked())
 
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
@@ -145,65 +124,16 @@ class Stores:
             self._refused = {key for key in self._refused if key in later or books.device.find_run([key], 0, 1)}
             self._most_refused = 2 * max(books.device.num_blocks, len(self._refused))
 
-    def can_take(self, request_id: RequestId, count: int) -> bool:
-        """Whether a load may take `count` blocks from the device's order. False if that would lose blocks that can
-        be safe in a moment: steps take only what they compute, but a load takes as much as it brings."""
-        books = self._books
-        if books.config.mode is not Mode.LAZY:
-            return True
-        self._asked[request_id] = count  # once, however often it asks
-        if self._ahead >= min(books.device.num_free, count + self._target):
-            return True
-        soon = self._took or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
-        return not soon
-
-    def _on_the_way(self) -> int:
-        """Blocks that are pinned out of the order until they are stored."""
-        return sum(len(transfer.order.blocks) for transfer in self._books.ledger if transfer.keeps_place)
-
-    def _sum_asked(self) -> int:
-        return sum(self._asked.values())
-
-    def taken(self, blocks: Sequence[BlockId]) -> None:
-        """A request was given these blocks: they have left the device's order, though as many may have come into
-        it since."""
-        near = self._near.intersection(blocks)
-        self._near -= near
-        self._ahead = max(0, self._ahead - len(near))
-        self._took = True
-        # Of those that were not seen there nobody knows whether they have left the order, or were not in it.
-        self._expect_free(-len(near) if len(near) == len(blocks) else None)
-
-    def returned(self, transfer: Transfer, in_place: int) -> None:
-        """The blocks of a lazy store are back at the head of the order: safe, or not if it failed. So many of them
-        are: requests may have used others meanwhile, and then the next walk looks further."""
-        count = len(transfer.order.blocks)
-        done = transfer.state is State.DONE
-        self._ahead = self._ahead + count if done else 0
-        self._near.update(transfer.order.blocks)
-        self._expect_free(count if done and in_place == count else None)
-
-    def _expect_free(self, more: int | None) -> None:
-        """The device has so many more blocks in its order, or nobody knows how many: then the next walk looks."""
-        if self._walked is not None:
-            free, *host = self._walked
-            self._walked = None if more is None else (free + more, *host)
-
-    def _sees(self) -> tuple[int, ...]:
-        """What changes if the order becomes longer or shorter, or the host loses something."""
-        return self._books.device.num_free, self._books.pool.evictions, self._books.pool.epoch
-
     def walk_evictions(self) -> None:
         """Lazy mode: plan what the device would evict next, as far as the target reaches. In most steps of an
         engine that decodes, little has changed there, and nobody looks."""
-        books = self._books
-        if self.is_settled and self._walked == self._sees():
-            self.skip_walks(1)
+        books, ahead = self._books, self.ahead
+        if not ahead.is_walk_due():
+            ahead.skip_walks(1)
             return
-        self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
-        target = self._target + self._load_demand
-        on_the_way = self._on_the_way()
-        blocks, keys = books.device.next_evictions(max(0, target - on_the_way))
+        ahead.begin_walk()
+        on_the_way = ahead.on_the_way()
+        blocks, keys = books.device.next_evictions(max(0, ahead.reach - on_the_way))
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
@@ -221,37 +151,11 @@ class Stores:
         if on_the_way:
             # Pinned blocks are blocks the engine cannot take: leave it what a step takes, or if there is less than
             # that, half of it.
-            most = max(len(blocks) // 2, books.device.num_free - self._target // 2)
+            most = max(len(blocks) // 2, books.device.num_free - ahead.step_blocks)
             todo = todo[max(0, len(todo) - most) :]
         stored = self._store_evictions(wanted, waiting, todo) if todo else 0
-        self._ahead = len(blocks) - unsafe - beyond
-        # On a host that is smaller than what was looked at, it matters how far the next look goes.
-        self._unsafe = unsafe if too_far else unsafe - stored
-        self._walked = None if too_far else self._sees()
-        self._asked.clear()
-        self._took = False
-        self._near = set(blocks)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether another walk would find nothing to do, as long as the device's order is what it was, or little,
-        far from eviction: requests that decode take a block from time to time, and to look each time would take
-        longer than they do."""
-        if self._books.config.mode is Mode.EAGER:
-            return True
-        if self._unsafe or self._asked:
-            return False
-        least = self._target + self._load_demand - self._target // _SLACK
-        return not self._took or self._ahead + self._on_the_way() >= least
-
-    def skip_walks(self, count: int) -> None:
-        """So many walks over an order that is as the last one left it: each looks less far than the one before."""
-        on_the_way = self._on_the_way()
-        for _ in range(count):
-            if not self._load_demand:
-                return
-            self._load_demand = _faded(self._load_demand)
-            self._ahead = min(self._ahead, max(0, self._target + self._load_demand - on_the_way))
+        left = unsafe if too_far else unsafe - stored
+        ahead.end_walk(blocks, unsafe + beyond, left, too_far=too_far)
 
     def _store_evictions(
         self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]
@@ -295,10 +199,12 @@ class Stores:
         or the first block for which there was no slot."""
         books = self._books
         keys, table = state.keys[number], state.table[number]
+        group = books.layout.groups[number]
+        if not start and group.needs_whole_prefix and books.pool.hold(keys[0], keys[stop - 1]):
+            return stop
         todo = books.pool.missing(keys[start:stop], start)
         if not todo:
             return stop
-        group = books.layout.groups[number]
         whole = len(todo) == stop - start
         blocks = table[start:stop] if whole else [table[i] for i in todo]
         if group.drafter or not group.keeps_blocks:
@@ -378,10 +284,6 @@ class Stores:
             group = layout.group_of(key)
             yield Stored([key], above, (), layout.groups[group].span_tokens, group)
             above = key
-
-
-def _faded(load_demand: int) -> int:
-    return load_demand - ceil(load_demand / 64)
 
 
 def _spans(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -492,7 +492,7 @@ def test_what_is_asked_for_in_a_step_counts_in_that_step() -> None:
     desk = Desk(mode=Mode.LAZY, num_blocks=41, slots=164, max_batched_tokens=16)
     request = desk.request(prompt(64))
     desk.manager.allocated(request, desk.compute(request), 0, 0)
-    desk.manager._stores.can_take(request.id, 30)
+    desk.manager._stores.ahead.can_take(request.id, 30)
     [store] = desk.step(Progress(request.id, 64)).stores
     desk.report(store)
     assert desk.manager.is_settled
@@ -504,11 +504,11 @@ def test_what_loads_asked_for_of_late_counts_once(free: int, asks_again: bool, i
     desk = Desk(mode=Mode.LAZY, num_blocks=17 + free, slots=200, max_batched_tokens=16)
     request = desk.request(prompt(64))
     table = desk.compute(request)
-    desk.manager._stores.can_take(RequestId("another"), 10)
+    desk.manager._stores.ahead.can_take(RequestId("another"), 10)
     assert desk.step().stores == []
     desk.manager.allocated(request, table, 0, 0)
     if asks_again:
-        desk.manager._stores.can_take(RequestId("another"), 10)
+        desk.manager._stores.ahead.can_take(RequestId("another"), 10)
     assert bool(desk.step(Progress(request.id, 64)).stores) is is_stored
 
 
@@ -524,20 +524,44 @@ def test_where_the_host_is_small_lazy_stores_nothing_of_a_request_that_runs() ->
     assert sorted(store.blocks) == sorted(table[0])
 
 
-def test_what_admissions_put_off_is_done_when_a_step_was_planned() -> None:
+def test_what_admissions_put_off_is_done_in_a_step_without_any() -> None:
+    """An engine that schedules ahead plans that step while the device computes the first tokens."""
     desk = Desk()
     with mock.patch.object(desk.manager.pool, "settle") as settle:
-        desk.manager.report([])
-        settle.assert_not_called()
+        for _ in range(2):
+            request = desk.request(prompt(16))
+            desk.manager.allocated(request, desk.compute(request), 0, 0)
+            desk.manager.step()
+            desk.manager.report([])
+            settle.assert_not_called()  # the first token waits for that
         desk.manager.step()
-        settle.assert_not_called()
-        request = desk.request(prompt(16))
-        desk.manager.allocated(request, desk.compute(request), 0, 0)
-        desk.manager.report([])
-        settle.assert_not_called()  # the engine has still to begin the step with that request
-        desk.manager.step()
-        desk.manager.report([])
-    settle.assert_called_once()
+        settle.assert_called_once()
+
+
+def test_a_prompt_that_the_device_has_is_not_looked_up_key_by_key() -> None:
+    desk = Desk(slots=200)
+    first, second = desk.request(prompt(64)), desk.request(prompt(64))
+    table = desk.compute(first)
+    desk.manager.allocated(first, table, 0, 0)
+    desk.report(*desk.step(Progress(first.id, 64)).stores)
+    with mock.patch.object(desk.manager.pool, "missing") as missing:
+        assert desk.manager.match(second, 60) == Hit(0, needs_load=False)
+        desk.manager.allocated(second, table, 60, 0)
+        assert not desk.step(Progress(second.id, 64)).stores
+        desk.manager.finish(second.id, 64)
+        missing.assert_not_called()
+    assert not desk.step().stores
+
+
+def test_a_request_that_the_device_can_serve_by_now_waits_for_nobody() -> None:
+    desk = Desk()
+    desk.store(prompt(16))
+    loads, waits = desk.request(prompt(16)), desk.request(prompt(16))
+    desk.manager.match(loads, 0)
+    table = desk.blocks_for(16)
+    desk.manager.allocated(loads, table, 0, 12)
+    assert isinstance(desk.manager.match(waits, 0), NotYet)
+    assert desk.manager.match(waits, 12) == Hit(0, needs_load=False)
 
 
 # --- transfers ----------------------------------------------------------------------------------------

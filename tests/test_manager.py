@@ -708,7 +708,7 @@ def test_walks_that_are_left_out_would_have_found_nothing(
 ) -> None:
     """Two engines go the same way; one looks at the eviction order in every step, the other only if it may have
     changed. Neither stores, waits or evicts otherwise than the other, if none may be late."""
-    monkeypatch.setattr("forebay.stores._SLACK", 10**9)
+    monkeypatch.setattr("forebay.ahead._SLACK", 10**9)
     left_out = 0
     for seed in range(12):
         always, if_need_be = (
@@ -721,14 +721,14 @@ def test_walks_that_are_left_out_would_have_found_nothing(
         if_need_be.device.next_evictions = seldom  # type: ignore[method-assign]
         one, other = Random(seed), Random(seed)
         for _ in range(150):
-            always.manager._stores._walked = None
+            always.manager._stores.ahead.look_again()
             _takes_part(always, one)
             _takes_part(if_need_be, other)
             assert always.device._queue == if_need_be.device._queue
             assert always.manager.pool.index() == if_need_be.manager.pool.index()
             one_s, others = always.manager.stats, if_need_be.manager.stats
             assert (one_s.stored_blocks, one_s.not_yet_answers) == (others.stored_blocks, others.not_yet_answers)
-            assert always.manager._stores._ahead == if_need_be.manager._stores._ahead
+            assert always.manager._stores.ahead._safe == if_need_be.manager._stores.ahead._safe
         left_out += walk.call_count - seldom.call_count
     assert left_out > 30
 
@@ -736,8 +736,8 @@ def test_walks_that_are_left_out_would_have_found_nothing(
 def _unsafe(engine: WatchedEngine) -> tuple[list[int], int]:
     """Where in the eviction order blocks stand that would be lost, and how far the order was to be looked at: as
     far as the target, but for what is being copied and will come back."""
-    pool, planned = engine.manager.pool, engine.manager._stores
-    reach = planned._target - planned._on_the_way()
+    pool, ahead = engine.manager.pool, engine.manager._stores.ahead
+    reach = ahead._target - ahead.on_the_way()
     _, keys = engine.device.next_evictions(reach)
     lost = [i for i, key in enumerate(keys) if key and key not in pool and not pool.on_the_way(key)]
     return lost, reach if len(keys) == reach else 0
@@ -760,7 +760,7 @@ def test_what_the_next_steps_may_take_is_safe_though_walks_are_left_out(
     late = 0
     for seed in range(12):
         engine = make_engine(layout, mode=Mode.LAZY, slots=400, num_blocks=240, max_batched_tokens=64, seed=seed)
-        rng, slack = Random(seed), engine.manager._stores._target // 8
+        rng, slack = Random(seed), engine.manager._stores.ahead._slack
         for _ in range(150):
             if rng.random() < 0.3:
                 engine.submit(prompt(rng.randrange(5, 60), rng.randrange(40)), rng.randrange(1, 30))
@@ -786,6 +786,40 @@ def test_a_step_that_only_decodes_does_not_look_at_the_eviction_order() -> None:
         walk.assert_not_called()
         desk.step(Progress(request.id, 16, desk.blocks_for(8)))
         walk.assert_called_once()
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_step_that_admits_requests_does_not_look_while_enough_is_safe(tells: bool) -> None:
+    """Their first tokens would wait for it. But somebody who takes from the head of the order, even if he does not
+    tell, as another connector may, is noticed before much is lost."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=160, slots=200, max_batched_tokens=64)  # the first 4 of 33
+    known = desk.request(prompt(64))
+    table = desk.compute(known)
+    desk.manager.allocated(known, table, 0, 0)
+    desk.step(Progress(known.id, 64))
+    desk.end(known, table)
+    desk.step()
+
+    def looked(foreign: int) -> list[bool]:
+        """Whether the step that admits a request looks, and the one after it, when so many blocks were taken."""
+        taken = desk.blocks_for(4 * foreign)
+        again = desk.request(prompt(64))
+        desk.device.use(table[0])  # a hit
+        desk.manager.allocated(again, table, 60, 0)
+        if tells:
+            desk.manager._stores.ahead.taken(taken[0])
+        found = []
+        for _ in range(2):
+            with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
+                desk.step(Progress(again.id, 64))
+            found.append(any(call.args != (1,) for call in walk.call_args_list))
+        desk.end(again, table)
+        return found
+
+    assert looked(0) == [False, True]
+    assert looked(3) == [False, True]
+    assert looked(5) == [True, False]
+    assert desk.manager.is_settled
 
 
 def test_nobody_looks_again_while_what_was_found_is_being_copied() -> None:

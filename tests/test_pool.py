@@ -87,6 +87,32 @@ def test_the_policy_hears_of_hits_before_anything_that_changes_its_order(what: s
     assert policy.touched == keys(1)
 
 
+def test_the_last_key_tells_whether_a_chain_is_there() -> None:
+    pool = HostPool(16, LRU(16))
+    cache_chain(pool, keys(1, 2, 3, 4))
+    pool.commit(keys(5, 6), pool.reserve(keys(5, 6), chained=True, above=key(2)))
+    assert pool.hold(key(1), key(4))
+    assert pool.hold(key(1), key(2))
+    assert pool.hold(key(1), key(6)), "a branch"
+    on_the_way = pool.reserve(keys(7), chained=True, above=key(6))
+    assert pool.hold(key(1), key(7)), "what is on the way is not missing"
+    pool.forget(keys(7), on_the_way)
+    assert not pool.hold(key(1), key(7))
+    pool.forget(keys(2), [pool.index()[key(2)]])
+    assert pool.hold(key(1), key(1))
+    assert not pool.hold(key(1), key(4)), "a gap"
+    assert not pool.hold(key(1), key(6)), "a gap above a branch"
+
+
+def test_of_chains_whose_head_is_not_known_nothing_is_told() -> None:
+    """Lazy stores come to blocks whose request is gone, and with it what they build on."""
+    pool = HostPool(8, LRU(8))
+    cache_chain(pool, keys(3, 4))
+    assert not pool.hold(key(1), key(4))
+    cache(pool, keys(5, 6))
+    assert not pool.hold(key(5), key(6)), "they build on nothing"
+
+
 def test_not_many_hits_are_put_off() -> None:
     policy = Told(4)
     pool = HostPool(4, policy)
@@ -1299,6 +1325,7 @@ class _PoolMachine(RuleBasedStateMachine):
         path = keys(*_path(number))
         todo = [i for i, each in enumerate(path) if each not in self.cached and each not in self.filling]
         assert list(self.pool.missing(path)) == todo
+        assert not (todo and self.pool.hold(path[0], path[-1])), "said to hold a chain that has gaps"
         todo = todo[:most]
         room = self._make_room(len(todo), {path[i - 1] for i in todo if i})
         self._begin_store(_runs(path, todo[:room]), chained=True)

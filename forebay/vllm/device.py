@@ -93,10 +93,10 @@ class BlockPoolDevice:
 
     def used(self, blocks: Iterable[BlockId]) -> None:
         """A request was given these blocks: they have lost their place in the eviction order."""
-        if self._place:
-            for block in blocks:
-                self._place.pop(block, None)
-                self._waiting.discard(block)
+        seen = self._place.keys() & blocks
+        for block in seen:
+            del self._place[block]
+        self._waiting -= seen
 
     def _get(self, blocks: Iterable[BlockId]) -> list[KVCacheBlock]:
         return list(map(self._pool.blocks.__getitem__, blocks))
