@@ -800,8 +800,9 @@ def test_a_step_that_admits_requests_does_not_look_while_enough_is_safe(tells: b
     desk.end(known, table)
     desk.step()
 
-    def looked(foreign: int) -> list[bool]:
-        """Whether the step that admits a request looks, and the one after it, when so many blocks were taken."""
+    def steps(foreign: int) -> list[tuple[bool, bool]]:
+        """Of the step that admits a request, when so many blocks were taken, and of the one after it: whether it
+        looks, and whether all is settled then."""
         taken = desk.blocks_for(4 * foreign)
         again = desk.request(prompt(64))
         desk.device.use(table[0])  # a hit
@@ -812,14 +813,15 @@ def test_a_step_that_admits_requests_does_not_look_while_enough_is_safe(tells: b
         for _ in range(2):
             with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
                 desk.step(Progress(again.id, 64))
-            found.append(any(call.args != (1,) for call in walk.call_args_list))
+            looked = any(call.args != (1,) for call in walk.call_args_list)
+            found.append((looked, desk.manager.is_settled))
         desk.end(again, table)
         return found
 
-    assert looked(0) == [False, True]
-    assert looked(3) == [False, True]
-    assert looked(5) == [True, False]
-    assert desk.manager.is_settled
+    put_off, not_put_off = [(False, False), (True, True)], [(True, True), (False, True)]
+    assert steps(0) == put_off
+    assert steps(3) == put_off
+    assert steps(5) == not_put_off
 
 
 def test_nobody_looks_again_while_what_was_found_is_being_copied() -> None:
