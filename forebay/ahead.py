@@ -16,6 +16,7 @@ from forebay.transfers import State, Transfer
 
 _LARGE_HOST = 4  # times the device
 _SLACK = 8  # of so many parts of the target, the last may be unsafe before the next walk
+_GLANCE = 16  # blocks at the head: requests that end put some there that have nothing to lose
 
 
 class Ahead:
@@ -123,21 +124,18 @@ class Ahead:
         far from eviction."""
         return self._books.config.mode is Mode.EAGER or (self._has_time and not self._put_off)
 
-    def is_walk_due(self) -> bool:
-        """Whether a walk has to come in this step. Not if it would see what the last one saw. And not in a step
-        that admits requests, whose first tokens would wait for it, while nearly all that should be safe is: hits
-        take blocks out of the order, far behind its head. But somebody may take from the head and not tell."""
+    def plan_walk(self) -> bool:
+        """Once a step: whether a walk comes in this one. Not if it would see what the last one saw. And not in a
+        step that admits requests, whose first tokens would wait for it, while nearly all that should be safe is:
+        hits take blocks out of the order far behind its head. But somebody may take from there and not tell."""
         device, admits = self._books.device, self._admits
         self._admits = False
         if not self._has_time or self._host != self._sees_host():
             return True
-        if self._free == device.num_free:
-            self._put_off = False
-        elif admits and self._is_nearly_safe and not self._head.isdisjoint(device.next_evictions(1)[0]):
-            self._put_off = True
-        else:
-            return True
-        return False
+        if self._free == device.num_free and not self._put_off:
+            return False
+        self._put_off = admits and not self._head.isdisjoint(device.next_evictions(_GLANCE)[0])
+        return not self._put_off
 
     @property
     def _has_time(self) -> bool:
@@ -154,7 +152,7 @@ class Ahead:
         return self._books.pool.evictions, self._books.pool.epoch
 
     def skip_walks(self, count: int) -> None:
-        """So many walks over an order that is as the last one left it: each looks less far than the one before."""
+        """So many walks do not come. Each would have looked less far than the one before."""
         on_the_way = self.on_the_way()
         for _ in range(count):
             if not self._load_demand:

@@ -17,6 +17,8 @@ from itertools import takewhile
 from forebay.errors import ensure
 from forebay.ids import Key, Slot
 
+_MANY_RUNS = 256
+
 
 class Run:
     """A stretch of a chain: every key builds on the one before it, the first on `above`. Keys come and go at its
@@ -63,9 +65,10 @@ class Chains:
 
     def hold(self, head: Key, key: Key) -> bool:
         """Whether the chain of this key is on the host, from the head of its prompt on: all of a run is there, and
-        it says what it builds on. False also if nobody can say."""
-        while (slot := self._slots.get(key)) is not None:
-            run = self._runs[slot]
+        it says what it builds on. False also if nobody can say, or it is in too many runs to be quick."""
+        for _ in range(_MANY_RUNS):
+            slot = self._slots.get(key)
+            run = self._runs[slot] if slot is not None else None
             if run is None:
                 return False
             if run.above is None:  # it begins there, or what is above it was not known

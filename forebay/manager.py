@@ -46,6 +46,9 @@ from forebay.transfers import (
     Transfer,
 )
 
+_PUT_OFF = 32
+"""Hits of so many requests, mostly, that the policy may hear of later: those of a wave."""
+
 
 class Step(NamedTuple):
     """What every rank has to copy, loads before stores."""
@@ -112,7 +115,7 @@ class OffloadManager:
         self._ends = Ends(self._books, self._loads, self._stores, self._requests)
         self._planned_loads: list[Transfer] = []
         self._draining = False
-        self._hits_are_due = False  # for the policy to hear of: a step was planned since the last was noted
+        self._hits_are_due = False  # for the policy to hear of: a step was planned since the last admission
         self._recorder = recorder
         # Eager stores put on the host what is on the device too. Lazy ones mostly put there what no longer is; of
         # what is on the device, about half is on the host as well, because it was loaded.
@@ -165,6 +168,7 @@ class OffloadManager:
                 state.stores = request.may_store  # nothing of what it computed before a reset is left
             self._count_admission(state, device_tokens, loaded_tokens)
         self._stores.ahead.admitted(table)
+        self._hits_are_due = False
         state.set_table(table)
         state.waiting_since, state.waited_enough = None, False
         self._loads.has_moved(state)
@@ -242,7 +246,7 @@ class OffloadManager:
         """Plan this step's stores and hand out every transfer that the ranks have not been told of yet."""
         stored_for: list[RequestId] = []
         idle = True
-        if self._hits_are_due:  # nobody is admitted in this step, whose first token would wait for it
+        if self._hits_are_due:  # nobody is admitted in this step, whose first token would wait for that
             self._books.pool.settle()
         if not self._draining:
             eager = self._books.config.mode is Mode.EAGER or self._stores.ahead.is_pressed
@@ -281,6 +285,7 @@ class OffloadManager:
     def report(self, reports: Iterable[Report]) -> Outcomes:
         """Take what the ranks said since the last call, in any order; call it every step, also with nothing."""
         outcomes = Outcomes([], [])
+        self._books.pool.settle(leave=_PUT_OFF)  # or where every step admits somebody, it would be all at once
         self._ends.tell(outcomes)
         for report in reports:
             ended = self._books.ledger.report(report)
@@ -363,7 +368,6 @@ class OffloadManager:
             # Also what the engine found on its own device: the hottest prefix must not be the first to leave the
             # host because nobody ever needs to load it.
             books.pool.touch(keys[:hit_blocks])
-        self._hits_are_due = False
         if self._ghost is not None and state.stores:
             state.asked = self._ghost.asked(state.keys, state.request.num_tokens, device_tokens)
 

@@ -30,7 +30,7 @@ from forebay.policies import Policy
 from forebay.tally import Tally
 
 _AT_ONCE = 64  # keys that are looked at together: at first, and again once some of them had to stay
-_PUT_OFF = 32  # runs of keys that were hit and that the policy hears of later, at most
+_PUT_OFF = 256  # runs of keys that were hit and that the policy hears of later, at most
 _FEW = 16  # fewer than these do not pay for a change between together and one by one
 
 
@@ -121,8 +121,8 @@ class HostPool:
         return [i for i, key in enumerate(keys, start) if key not in slots]
 
     def hold(self, head: Key, key: Key) -> bool:
-        """Whether nothing of a chain is missing, from the head of a prompt to this key. Quick, and False if that
-        cannot be told as quickly."""
+        """Whether nothing of a chain is missing, from the head of a prompt to this key. False also if that cannot
+        be told quickly."""
         return self._chains.hold(head, key)
 
     # --- the life of a slot ------------------------------------------------------------------------
@@ -186,13 +186,16 @@ class HostPool:
     def touch(self, keys: Sequence[Key]) -> None:
         """These keys, in chain order, were hit, on the host or on the device: they stay longer. The policy hears
         of it in settle(), or before anything else that it has to know."""
-        self._touched.append(keys)
-        if len(self._touched) > _PUT_OFF:
-            self.settle()
+        if keys:
+            self._touched.append(keys)
+            if len(self._touched) > _PUT_OFF:
+                self.settle()
 
-    def settle(self) -> None:
-        """Do what was put off: an engine that admits a request waits for every look at a book."""
-        touched, self._touched = self._touched, []
+    def settle(self, leave: int = 0) -> None:
+        """Do what was put off, but for the last so many: an engine that admits a request waits for every look at a
+        book."""
+        end = max(0, len(self._touched) - leave)
+        touched, self._touched = self._touched[:end], self._touched[end:]
         for keys in touched:
             there = list(filter(self._slots.__contains__, keys))
             if self._filling and not self._filling.isdisjoint(map(self._slots.__getitem__, there)):

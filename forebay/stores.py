@@ -128,7 +128,7 @@ class Stores:
         """Lazy mode: plan what the device would evict next, as far as the target reaches. In most steps of an
         engine that decodes, little has changed there, and nobody looks."""
         books, ahead = self._books, self.ahead
-        if not ahead.is_walk_due():
+        if not ahead.plan_walk():
             ahead.skip_walks(1)
             return
         ahead.begin_walk()

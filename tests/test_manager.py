@@ -813,7 +813,7 @@ def test_a_step_that_admits_requests_does_not_look_while_enough_is_safe(tells: b
         for _ in range(2):
             with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
                 desk.step(Progress(again.id, 64))
-            looked = any(call.args != (1,) for call in walk.call_args_list)
+            looked = any(call.args != (16,) for call in walk.call_args_list)
             found.append((looked, desk.manager.is_settled))
         desk.end(again, table)
         return found
@@ -822,6 +822,39 @@ def test_a_step_that_admits_requests_does_not_look_while_enough_is_safe(tells: b
     assert steps(0) == put_off
     assert steps(3) == put_off
     assert steps(5) == not_put_off
+
+
+def test_a_walk_that_was_put_off_comes_though_as_many_blocks_are_free_again() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=160, slots=200, max_batched_tokens=64)
+    ended, new = desk.request(prompt(64)), desk.request(prompt(3, 1))
+    table = desk.compute(ended)
+    desk.manager.allocated(ended, table, 0, 0)
+    desk.step(Progress(ended.id, 64))
+    desk.step(Progress(ended.id, 64))
+    desk.end(ended, table)  # 16 blocks come back
+    desk.manager.allocated(new, desk.blocks_for(3), 0, 0)
+    desk.step(Progress(new.id, 0))
+    assert desk.device.take(16)  # by somebody who does not tell
+    with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
+        desk.step(Progress(new.id, 3))
+    assert walk.call_args.args > (16,)
+
+
+def test_blocks_that_have_nothing_to_lose_are_no_reason_to_look() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=160, slots=200, max_batched_tokens=64)
+    short = [desk.request(prompt(3, family)) for family in range(5)]
+    tables = [desk.compute(request) for request in short]
+    for request, table in zip(short, tables, strict=True):
+        desk.manager.allocated(request, table, 0, 0)
+    desk.step()
+    desk.step()
+    for request, table in zip(short, tables, strict=True):
+        desk.end(request, table)
+    new = desk.request(prompt(3, 9))
+    desk.manager.allocated(new, desk.blocks_for(3), 0, 0)
+    with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
+        desk.step(Progress(new.id, 0))
+    walk.assert_called_once_with(16)
 
 
 def test_nobody_looks_again_while_what_was_found_is_being_copied() -> None:
