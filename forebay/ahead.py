@@ -120,9 +120,15 @@ class Ahead:
 
     @property
     def is_settled(self) -> bool:
-        """Whether another walk would find nothing to do, as long as the device's order is what it was, or little,
-        far from eviction."""
-        return self._books.config.mode is Mode.EAGER or (self._has_time and not self._put_off)
+        """Whether the next step does not walk, if nothing happens until then."""
+        return self._books.config.mode is Mode.EAGER or (
+            self._has_time and not self._put_off and self._is_as_it_was
+        )
+
+    @property
+    def _is_as_it_was(self) -> bool:
+        """Whether the order and the host are as the last walk left them, but for what was told since."""
+        return self._free == self._books.device.num_free and self._host == self._sees_host()
 
     def plan_walk(self) -> bool:
         """Once a step: whether a walk comes in this one. Not if it would see what the last one saw. And not in a

@@ -142,7 +142,8 @@ MUTANTS = [
     ("loads.py", "state.still_waits = state.waiting_since = None", "pass", "a wait that has ended counts for the next one"),
     ("manager.py", "if self._hits_are_due:  # nobody", "if True:  # nobody", "the first token waits for the policy"),
     ("pool.py", "return self._chains.hold(head, key)", "return False", "every prompt is looked up key by key"),
-    ("ahead.py", "and not self._put_off)", ")", "a walk that was put off is forgotten by planners"),
+    ("ahead.py", "self._has_time and not self._put_off and ", "self._has_time and ", "a walk that was put off is forgotten by planners"),
+    ("ahead.py", "return self._free == self._books.device.num_free and self._host == self._sees_host()", "return True", "planners pass over steps that walk"),
     ("chains.py", "return run.keys[0] == head", "return True", "a tail whose head is not known counts as a whole chain"),
     ("policies/lru.py", "if last_put.get(key) is batch:", "if key in last_put:", "hits do not count"),
 ]  # fmt: skip

@@ -4,7 +4,9 @@ the order in which the device's blocks will be taken, are the same after each of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import count
+from random import Random
 from unittest import mock
 
 import pytest
@@ -15,6 +17,7 @@ from forebay import ChunkedLocal, FullAttention, Group, KVLayout, OffloadConfig,
 from forebay.config import Mode
 from forebay.plan.replay import Replaying, Setup
 from forebay.plan.request import TraceRequest
+from forebay.plan.serial import PlannedRequest
 from forebay.policies import POLICIES
 from forebay.testing import Faults, TinyEngine
 from tests.plan.paths import Path, path_lists
@@ -145,3 +148,40 @@ def test_replay_of_every_kind_of_group(
     batch: int,
 ) -> None:
     _run(Setup(KINDS[kind], device_blocks, slots, mode, "lru", batch), paths, rest)
+
+
+STEPPED = (
+    layout(),
+    layout(FullAttention(4), SlidingWindow(4, window_tokens=8)),
+    layout(FullAttention(8), Recurrent(8)),
+)
+
+
+def _served(seed: int, *, skips: bool) -> list[object]:
+    """Random requests, one after the other: after each, what was found and what is on the host."""
+    rng = Random(seed)
+    kv, device_blocks, slots = rng.choice(STEPPED), rng.choice([80, 160, 300]), rng.choice([60, 200, 900])
+    batch, late = rng.choice([16, 64, 128]), rng.choice([0, 1, 3])
+    engine, manager = Setup(
+        kv, device_blocks, slots, Mode.LAZY, max_batched_tokens=batch, report_steps=late
+    ).engine()
+    assert manager is not None
+    if not skips:
+        engine._skip = lambda _: None  # type: ignore[method-assign]
+    seen: list[object] = []
+    for number in range(120):
+        family, length, answer = rng.randrange(8), rng.randrange(3, 120), rng.randrange(1, 60)
+        hashes = [sha256(f"{family}/{i}".encode()).digest()[:8] for i in range(length // 4)]
+
+        def answered(block: int, number: int = number) -> bytes:
+            return sha256(f"answer {number}/{block}".encode()).digest()[:8]
+
+        request = PlannedRequest(str(number), length, answer, hashes, answered)
+        if engine.fits(request):
+            seen.append((tuple(engine.serve(request)), manager.stats.stored_blocks, manager.pool.index()))
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(30, 60))
+def test_steps_that_are_passed_over_would_have_changed_nothing(seed: int) -> None:
+    assert _served(seed, skips=True) == _served(seed, skips=False)
