@@ -835,9 +835,20 @@ def test_a_walk_that_was_put_off_comes_though_as_many_blocks_are_free_again() ->
     desk.manager.allocated(new, desk.blocks_for(3), 0, 0)
     desk.step(Progress(new.id, 0))
     assert desk.device.take(16)  # by somebody who does not tell
+    assert not desk.manager.is_settled
     with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
         desk.step(Progress(new.id, 3))
     assert walk.call_args.args > (16,)
+
+
+def test_a_step_that_would_look_is_not_to_be_passed_over() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=160, slots=200, max_batched_tokens=64)
+    desk.step()
+    assert desk.manager.is_settled
+    assert desk.device.take(1)  # by somebody who does not tell
+    assert not desk.manager.is_settled
+    desk.step()
+    assert desk.manager.is_settled
 
 
 def test_blocks_that_have_nothing_to_lose_are_no_reason_to_look() -> None:
