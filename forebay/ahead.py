@@ -128,19 +128,24 @@ class Ahead:
     @property
     def _is_as_it_was(self) -> bool:
         """Whether the order and the host are as the last walk left them, but for what was told since."""
-        return self._free == self._books.device.num_free and self._host == self._sees_host()
+        return self._free == self._books.device.num_free and self._has_same_host
+
+    @property
+    def _has_same_host(self) -> bool:
+        return self._host == self._sees_host()
+
+    @property
+    def _has_same_head(self) -> bool:
+        return not self._head.isdisjoint(self._books.device.next_evictions(_GLANCE)[0])
 
     def plan_walk(self) -> bool:
         """Once a step: whether a walk comes in this one. Not if it would see what the last one saw. And not in a
         step that admits requests, whose first tokens would wait for it, while nearly all that should be safe is:
-        hits take blocks out of the order far behind its head. But somebody may take from there and not tell."""
-        device, admits = self._books.device, self._admits
-        self._admits = False
-        if not self._has_time or self._host != self._sees_host():
-            return True
-        if self._free == device.num_free and not self._put_off:
+        hits take blocks out of the order far behind its head. A glance tells if somebody else took that."""
+        admits, self._admits = self._admits, False
+        if self.is_settled:
             return False
-        self._put_off = admits and not self._head.isdisjoint(device.next_evictions(_GLANCE)[0])
+        self._put_off = admits and self._has_time and self._has_same_host and self._has_same_head
         return not self._put_off
 
     @property

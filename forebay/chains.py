@@ -17,7 +17,7 @@ from itertools import takewhile
 from forebay.errors import ensure
 from forebay.ids import Key, Slot
 
-_MANY_RUNS = 256
+_MANY_RUNS = 256  # by then, to look up every key is as quick
 
 
 class Run:

@@ -841,6 +841,18 @@ def test_a_walk_that_was_put_off_comes_though_as_many_blocks_are_free_again() ->
     assert walk.call_args.args > (16,)
 
 
+def test_if_the_host_has_lost_something_a_step_looks_though_it_admits_requests() -> None:
+    """What was safe near eviction may not be any more."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=160, slots=200, max_batched_tokens=64)
+    desk.step()
+    desk.manager.reset()
+    new = desk.request(prompt(3))
+    desk.manager.allocated(new, desk.blocks_for(3), 0, 0)
+    with mock.patch.object(desk.device, "next_evictions", wraps=desk.device.next_evictions) as walk:
+        desk.step(Progress(new.id, 0))
+    assert walk.call_args.args > (16,)
+
+
 def test_a_step_that_would_look_is_not_to_be_passed_over() -> None:
     desk = Desk(mode=Mode.LAZY, num_blocks=160, slots=200, max_batched_tokens=64)
     desk.step()
