@@ -36,6 +36,7 @@ class Ahead:
         self._unsafe = 0  # blocks that the last walk found unsafe, and that the next one has to see to
         self._free: int | None = None  # blocks in the order after it, and since; None: nobody knows
         self._host: tuple[int, int] | None = None  # what it saw there; None: it has to look again
+        self._saw_all = False  # it saw all of the order, and whatever came into it since was safe
 
     @property
     def reach(self) -> int:
@@ -60,7 +61,7 @@ class Ahead:
         if books.config.mode is not Mode.LAZY:
             return True
         self._asked[request_id] = count  # once, however often it asks
-        if self._safe >= min(books.device.num_free, count + self._target):
+        if self.is_all_safe or self._safe >= min(books.device.num_free, count + self._target):
             return True
         soon = self._took or self._sum_asked() > self._load_demand or any(t.keeps_place for t in books.ledger)
         return not soon
@@ -97,6 +98,10 @@ class Ahead:
         """What the last walk saw is no longer right."""
         self._host = None
 
+    def may_lose(self) -> None:
+        """Blocks come into the order that may not be safe."""
+        self._saw_all = False
+
     @property
     def is_pressed(self) -> bool:
         """Whether what requests compute may have to be stored when they end, because a walk would come to it too
@@ -121,9 +126,14 @@ class Ahead:
     @property
     def is_settled(self) -> bool:
         """Whether the next step does not walk, if nothing happens until then."""
-        return self._books.config.mode is Mode.EAGER or (
-            self._has_time and not self._put_off and self._is_as_it_was
-        )
+        if self._books.config.mode is Mode.EAGER or (self.is_all_safe and not self._asked):
+            return True
+        return self._has_time and not self._put_off and self._is_as_it_was
+
+    @property
+    def is_all_safe(self) -> bool:
+        """Whether a walk would find nothing, however far it looked."""
+        return self._saw_all and self._has_same_host
 
     @property
     def _is_as_it_was(self) -> bool:
@@ -144,6 +154,10 @@ class Ahead:
         hits take blocks out of the order far behind its head. A glance tells if somebody else took that."""
         admits, self._admits = self._admits, False
         if self.is_settled:
+            return False
+        if self.is_all_safe:
+            self._load_demand = max(self._load_demand, self._sum_asked())
+            self._asked.clear()
             return False
         self._put_off = admits and self._has_time and self._has_same_host and self._has_same_head
         return not self._put_off
@@ -174,14 +188,16 @@ class Ahead:
     def begin_walk(self) -> None:
         self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
 
-    def end_walk(self, blocks: Sequence[BlockId], unsafe: int, left: int, *, too_far: bool) -> None:
+    def end_walk(self, blocks: Sequence[BlockId], unsafe: int, left: int, *, saw_all: bool, too_far: bool) -> None:
         """It has seen these blocks, so many of which are not safe, or were not before they were stored; so many
-        the next one has to see to. `too_far`: it matters how far that looks, for the host holds less."""
+        the next one has to see to. `saw_all`: there are no others in the order. `too_far`: it matters how far the
+        next one looks, for the host holds less."""
         self._safe = len(blocks) - unsafe
         self._unsafe = left
         self._host, self._free = None if too_far else self._sees_host(), self._books.device.num_free
         self._asked.clear()
         self._took = self._put_off = False
+        self._saw_all = saw_all and not left
         self._near = set(blocks)
         self._head = set(blocks[: self._slack])
 

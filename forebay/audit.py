@@ -11,11 +11,13 @@ from forebay.errors import ensure
 from forebay.ids import BlockId, Key, RequestId, Slot
 from forebay.loads import Loads
 from forebay.requests import RequestState
+from forebay.stores import Stores
 from forebay.transfers import Direction
 
 
-def check(books: Books, loads: Loads, requests: Mapping[RequestId, RequestState]) -> None:
+def check(books: Books, loads: Loads, stores: Stores, requests: Mapping[RequestId, RequestState]) -> None:
     books.ledger.check()
+    stores.check()
     loading = [transfer for transfer in books.ledger if transfer.direction is Direction.LOAD]
     storing = [transfer for transfer in books.ledger if transfer.direction is Direction.STORE]
     held = [state.held for state in requests.values() if state.held is not None]

@@ -228,6 +228,7 @@ class OffloadManager:
         if state is not None:
             self._ends.leave(state)
             self._loads.was_preempted(state)
+            self._stores.ahead.may_lose()
             if not state.stores:
                 self._stores.refuse(state)
             state.clear_table()
@@ -248,6 +249,7 @@ class OffloadManager:
         idle = True
         if self._hits_are_due:  # nobody is admitted in this step, whose first token would wait for that
             self._books.pool.settle()
+        self._loads.end_pass()
         if not self._draining:
             eager = self._books.config.mode is Mode.EAGER or self._stores.ahead.is_pressed
             for request_id, confirmed_tokens, new_blocks in progress:
@@ -268,7 +270,6 @@ class OffloadManager:
             self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
-        self._loads.end_pass()
         self._hits_are_due = True
         self._books.note_removed()
         now = self._books.clock()
@@ -376,7 +377,7 @@ class OffloadManager:
     def check(self) -> None:
         """Raise InvariantError unless every pin has a live owner and all books agree. For tests and when idle:
         it looks at everything."""
-        audit.check(self._books, self._loads, self._requests)
+        audit.check(self._books, self._loads, self._stores, self._requests)
         if self._ghost is not None:
             self._ghost.check()
 

@@ -16,6 +16,7 @@ from forebay.ahead import Ahead
 from forebay.ancestry import Ancestry
 from forebay.books import Books
 from forebay.config import Mode
+from forebay.errors import ensure
 from forebay.events import Stored
 from forebay.ids import BlockId, Key, RequestId
 from forebay.requests import RequestState
@@ -31,6 +32,7 @@ class Stores:
         self._open: dict[bool, Transfer] = {}  # planned this step and still growing, by keeps_place
         self._planned = 0  # blocks, ever
         # Lazy mode only:
+        self._keeps_blocks = all(group.keeps_blocks and not group.drafter for group in books.layout.groups)
         self._ancestry = Ancestry(2 * books.device.num_blocks)
         self._refused: set[Key] = set()  # keys that must not be kept, also when their request is gone
         self._most_refused = 2 * books.device.num_blocks  # before it is looked through
@@ -99,12 +101,17 @@ class Stores:
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
-            if books.device.num_free >= self.ahead.reach:
-                return  # the walk over the eviction order comes to them in time
-        for number in range(len(books.layout.groups)):
+            if books.device.num_free >= self.ahead.reach and not any(state.cursors):
+                # The walk over the eviction order comes to them in time. Of one that was stored as it ran, little
+                # is left to store, and then there may be nothing that a walk would have to come to.
+                self.ahead.may_lose()
+                return
+        for number, blocks in enumerate(state.table):
             ready = self._num_ready(state, number, confirmed_tokens)
-            if ready:
-                self._store(state, number, 0, ready)
+            stored = self._store(state, number, 0, ready) if ready else 0
+            # Aborted, it may have blocks with a key whose tokens nobody confirmed.
+            if self.ahead.is_all_safe and (stored < ready or any(books.device.keys_of(blocks[ready:]))):
+                self.ahead.may_lose()
 
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
@@ -134,6 +141,7 @@ class Stores:
         ahead.begin_walk()
         on_the_way = ahead.on_the_way()
         blocks, keys = books.device.next_evictions(max(0, ahead.reach - on_the_way))
+        saw_all = len(blocks) == books.device.num_free and self._sees_what_comes_back
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
@@ -155,7 +163,14 @@ class Stores:
             todo = todo[max(0, len(todo) - most) :]
         stored = self._store_evictions(wanted, waiting, todo) if todo else 0
         left = unsafe if too_far else unsafe - stored
-        ahead.end_walk(blocks, unsafe + beyond, left, too_far=too_far)
+        ahead.end_walk(blocks, unsafe + beyond, left, saw_all=saw_all, too_far=too_far)
+
+    @property
+    def _sees_what_comes_back(self) -> bool:
+        """Whether blocks come into the eviction order only as flush(), preemptions and stores tell. Windows let go
+        of blocks as requests run. A load that is given up lets go of what its request found on the device, one
+        that ends of what it copied there; and a store that is not wanted of what did not get to the host."""
+        return self._keeps_blocks and all(t.wanted and t.direction is Direction.STORE for t in self._books.ledger)
 
     def _store_evictions(
         self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]
@@ -189,6 +204,14 @@ class Stores:
         planned = [t for t in self._open.values() if t.state is State.PLANNED]
         self._open = {}
         return planned
+
+    def check(self) -> None:
+        """Raise InvariantError if all that the device may evict is said to be safe, and something is not."""
+        if self._books.config.mode is Mode.LAZY and self.ahead.is_all_safe:
+            device = self._books.device
+            _, keys = device.next_evictions(device.num_free)
+            known = [key for key in keys if key is not None and key not in self._refused]
+            ensure(not self._books.pool.missing(known), "blocks are said to be safe that the host does not have")
 
     def _num_ready(self, state: RequestState, number: int, confirmed_tokens: int) -> int:
         span = self._books.layout.groups[number].span_tokens

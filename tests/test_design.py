@@ -337,11 +337,11 @@ def test_lazy_loses_nothing_of_groups_that_need_little_but_take_much(groups: tup
     assert lost == []
 
 
-@pytest.mark.parametrize("max_batched_tokens", [8, 64])
-def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batched_tokens: int) -> None:
+def many_loads(mode: Mode, num_blocks: int, max_batched_tokens: int) -> tuple[WatchedEngine, list[Key]]:
+    """Chats that come back four times, and what the device lost."""
     engine = make_engine(
-        mode=Mode.LAZY,
-        num_blocks=80,
+        mode=mode,
+        num_blocks=num_blocks,
         slots=2000,
         max_batched_tokens=max_batched_tokens,
         wait_deadline_s=100.0,
@@ -356,7 +356,22 @@ def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(max_batche
         engine.run()
         sessions = [[*tokens, *range(turn, turn + 5)] for tokens in sessions]
     assert engine.manager.stats.loaded_blocks > 150
-    assert lost == []
+    return engine, lost
+
+
+@pytest.mark.parametrize(("num_blocks", "max_batched_tokens"), [(80, 8), (84, 64), (96, 64)])
+def test_lazy_loses_nothing_when_loads_take_more_than_a_step_computes(
+    num_blocks: int, max_batched_tokens: int
+) -> None:
+    engine, lost = many_loads(Mode.LAZY, num_blocks, max_batched_tokens)
+    assert (engine.preemptions, lost) == (0, [])
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_a_preempted_request_computed_last_is_lost(mode: Mode) -> None:
+    """The engine tells of it when others have its blocks."""
+    engine, lost = many_loads(mode, num_blocks=80, max_batched_tokens=64)
+    assert (engine.preemptions, len(lost)) == (1, 2)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -432,6 +447,7 @@ def test_a_slow_bus_leaves_the_engine_half_of_its_free_blocks() -> None:
     desk.layout.extend_keys(keys, request.hashes)
     for block, key in zip(running, keys[0], strict=True):
         desk.device.cache(block, key)
+    desk.manager.preempt(request.id)
     desk.device.free(reversed(running))
     [second] = desk.step().stores
     assert (len(second.blocks), desk.device.num_free) == (4, 4), "while copies are behind, half is left alone"
