@@ -11,6 +11,7 @@ from forebay import (
     CopyOrder,
     FullAttention,
     Hit,
+    Key,
     KVLayout,
     Mode,
     OffloadConfig,
@@ -172,6 +173,13 @@ class Desk:
         self.manager.check()
         self.device.check()
         assert +self.manager.device_pins() == +self.device.pins
+
+
+def keys_of(desk: Desk, request: TinyRequest) -> list[Key]:
+    """Of its first group."""
+    keys: list[list[Key]] = [[] for _ in desk.layout.groups]
+    desk.layout.extend_keys(keys, request.hashes)
+    return keys[0]
 
 
 def tokens_of(answer: Answer) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from forebay import Hit, Mode
-from tests.builders import Desk, make_engine, prompt
+from forebay import Hit, Mode, NotYet, Progress
+from tests.builders import Desk, keys_of, make_engine, prompt
 
 
 def all_safe() -> Desk:
@@ -60,3 +60,59 @@ def test_blocks_that_nobody_confirmed_are_not_safe() -> None:
     desk.manager.allocated(request, table, 0, 0)
     desk.end(request, table, confirmed=60)
     assert not desk.manager._stores.ahead.is_all_safe
+
+
+def test_blocks_of_a_store_that_is_not_wanted_any_more_are_not_safe() -> None:
+    desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=100, max_batched_tokens=16)
+    request = desk.request(prompt(64))
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    [store] = desk.step(Progress(request.id, 64)).stores
+    desk.end(request, table)
+    desk.manager.reset()
+    desk.step()
+    desk.report(store)
+    assert not desk.manager._stores.ahead.is_all_safe
+
+
+def test_blocks_that_a_waiting_request_shares_are_not_safe() -> None:
+    """It lets go of them last if it is aborted, and nobody stores them."""
+    desk = all_safe()
+    desk.device.reset()
+    unlucky = desk.request(prompt(17))
+    assert desk.manager.match(unlucky, 0) == Hit(16, needs_load=True)
+    unlucky_table = desk.blocks_for(17)
+    desk.manager.allocated(unlucky, unlucky_table, 0, 16)
+    desk.report(*desk.step().loads, failed=True)  # the host has forgotten the first four blocks
+    desk.end(unlucky, unlucky_table, confirmed=0)
+    running = desk.request(prompt(16))
+    table = desk.compute(running)
+    desk.manager.allocated(running, table, 0, 0)
+    waiting = desk.request(prompt(33))
+    assert desk.manager.match(waiting, 16) == NotYet(0.0)
+    desk.step()
+    assert desk.manager.match(waiting, 16) == Hit(16, needs_load=True)
+    desk.device.use(table[0])
+    shared = [table[0] + desk.blocks_for(17)[0]]
+    desk.manager.allocated(waiting, shared, 16, 16)
+    desk.manager.preempt(running.id)
+    desk.device.free(reversed(table[0]))
+    [load] = desk.step().loads
+    desk.end(waiting, shared)
+    desk.report(load)
+    assert not desk.manager._stores.ahead.is_all_safe
+
+
+def test_blocks_that_a_match_held_in_this_pass_are_not_safe() -> None:
+    """A walk that does not see them must not say that it saw all."""
+    desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=100, max_batched_tokens=32, wait_deadline_s=0.0)
+    whole = desk.store(prompt(64))
+    keys = keys_of(desk, whole)
+    for block in desk.device.find_run(keys, 0, 4):
+        desk.device.uncache(block)
+    pool = desk.manager.pool
+    pool.forget(keys[4:], [pool.index()[key] for key in keys[4:]])
+    assert desk.manager.match(desk.request(prompt(33)), 0) == Hit(32, needs_load=True), "half of it on the device"
+    assert len(desk.device.pins) == 4
+    [store] = desk.step().stores
+    assert set(store.keys) == set(keys[4:])

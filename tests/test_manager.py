@@ -14,17 +14,11 @@ from forebay.ahead import Ahead
 from forebay.ids import BlockId, RequestId
 from forebay.manager import OffloadManager
 from forebay.testing import TinyRequest
-from tests.builders import FULL, Desk, lose_device, make_engine, prompt, served, tokens_of
+from tests.builders import FULL, Desk, keys_of, lose_device, make_engine, prompt, served, tokens_of
 from tests.watched import WatchedEngine
 
 HYBRID = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=8)), 4, 16)
 WINDOW = KVLayout((SlidingWindow(4, window_tokens=10),), 4, 16)
-
-
-def keys_of(desk: Desk, request: TinyRequest) -> list[Key]:
-    keys: list[list[Key]] = [[] for _ in desk.layout.groups]
-    desk.layout.extend_keys(keys, request.hashes)
-    return keys[0]
 
 
 def on_host_only(tokens: int, **settings: object) -> Desk:
