@@ -36,7 +36,12 @@ class Ahead:
         self._unsafe = 0  # blocks that the last walk found unsafe, and that the next one has to see to
         self._free: int | None = None  # blocks in the order after it, and since; None: nobody knows
         self._host: tuple[int, int] | None = None  # what it saw there; None: it has to look again
+        # Windows let go of blocks as requests run, and nobody tells.
+        self._may_see_all = books.config.mode is Mode.LAZY and all(
+            group.keeps_blocks and not group.drafter for group in books.layout.groups
+        )
         self._saw_all = False  # it saw all of the order, and whatever came into it since was safe
+        self._owed: set[BlockId] = set()  # may not be safe, and no walk has seen them in the order yet
 
     @property
     def reach(self) -> int:
@@ -75,6 +80,7 @@ class Ahead:
     def taken(self, blocks: Sequence[BlockId]) -> None:
         """A request was given these blocks: they have left the device's order, though as many may have come into
         it since."""
+        self._owed.difference_update(blocks)  # who has them now tells when he lets go of them
         near = self._near.intersection(blocks)
         self._near -= near
         self._safe = max(0, self._safe - len(near))
@@ -98,9 +104,12 @@ class Ahead:
         """What the last walk saw is no longer right."""
         self._host = None
 
-    def may_lose(self) -> None:
-        """Blocks come into the order that may not be safe."""
-        self._saw_all = False
+    def may_lose(self, *blocks: Sequence[BlockId]) -> None:
+        """Somebody lets go of these blocks, and they may not be safe. They come into the order now or steps later:
+        engines that schedule ahead free what a step in flight may still write when that has ended."""
+        if self._may_see_all:
+            self._saw_all = False
+            self._owed.update(*blocks)
 
     @property
     def is_pressed(self) -> bool:
@@ -149,18 +158,19 @@ class Ahead:
         return not self._head.isdisjoint(self._books.device.next_evictions(_GLANCE)[0])
 
     def plan_walk(self) -> bool:
-        """Once a step: whether a walk comes in this one. Not if it would see what the last one saw. And not in a
-        step that admits requests, whose first tokens would wait for it, while nearly all that should be safe is:
-        hits take blocks out of the order far behind its head. A glance tells if somebody else took that."""
+        """Once a step: whether a walk comes in this one. Not if it would see what the last one saw, nor if all is
+        safe. And not in a step that admits requests, whose first tokens would wait for it, while nearly all that
+        should be safe is: hits take blocks out of the order far behind its head. A glance tells if somebody else
+        took that."""
         admits, self._admits = self._admits, False
-        if self.is_settled:
-            return False
-        if self.is_all_safe:
-            self._load_demand = max(self._load_demand, self._sum_asked())
-            self._asked.clear()
-            return False
-        self._put_off = admits and self._has_time and self._has_same_host and self._has_same_head
-        return not self._put_off
+        if not self.is_settled:
+            self._put_off = admits and self._has_time and self._has_same_host and self._has_same_head
+            if not self._put_off:
+                self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
+                self._asked.clear()
+                return not self.is_all_safe
+        self.skip_walks(1)
+        return False
 
     @property
     def _has_time(self) -> bool:
@@ -185,9 +195,6 @@ class Ahead:
             self._load_demand = _faded(self._load_demand)
             self._safe = min(self._safe, max(0, self.reach - on_the_way))
 
-    def begin_walk(self) -> None:
-        self._load_demand = max(self._sum_asked(), _faded(self._load_demand))
-
     def end_walk(self, blocks: Sequence[BlockId], unsafe: int, left: int, *, saw_all: bool, too_far: bool) -> None:
         """It has seen these blocks, so many of which are not safe, or were not before they were stored; so many
         the next one has to see to. `saw_all`: there are no others in the order. `too_far`: it matters how far the
@@ -195,9 +202,9 @@ class Ahead:
         self._safe = len(blocks) - unsafe
         self._unsafe = left
         self._host, self._free = None if too_far else self._sees_host(), self._books.device.num_free
-        self._asked.clear()
-        self._took = self._put_off = False
-        self._saw_all = saw_all and not left
+        self._took = False
+        self._owed.difference_update(blocks)
+        self._saw_all = self._may_see_all and saw_all and not left and not self._owed
         self._near = set(blocks)
         self._head = set(blocks[: self._slack])
 

@@ -85,6 +85,8 @@ class Ends:
             self._stores.ahead.returned(transfer, in_place)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
+            if transfer.direction is Direction.LOAD or transfer.state is not State.DONE:
+                self._stores.ahead.may_lose(pinned)
 
     def give_up(self, transfer: Transfer) -> None:
         """Nobody wants the result any more. If the ranks know of it, its memory stays its own until they end."""
@@ -128,6 +130,7 @@ class Ends:
         if state is not None:
             # One failure is enough: a second offer could fail again, without end.
             state.computes = True
+            self._stores.ahead.may_lose(*state.table)
             state.clear_table()
             # Its reservation stays until the engine asks again: some free the blocks of a failed load only then.
         self._books.journal.stats.recomputes += 1

@@ -131,6 +131,7 @@ class Loads:
             self._books.pool.unpin(held.slots)
         if held.blocks:
             self._books.device.unpin(held.blocks)
+            self._stores.ahead.may_lose(held.blocks)
 
     def end_pass(self) -> None:
         """The engine's scheduling pass is over. A match that was not followed by an allocation keeps its slots,

@@ -181,6 +181,7 @@ class OffloadManager:
             transfer = self._loads.claim(state, state.table, device_tokens, loaded_tokens)
         except RefusedLoadError as refusal:
             books.journal.refused(refusal)
+            self._stores.ahead.may_lose(*state.table)
             state.clear_table()
             self._ends.will_tell(request.id, loaded=False)
             return True
@@ -217,6 +218,8 @@ class OffloadManager:
             self._stores.flush(state, confirmed_tokens)
             if self._ghost is not None and state.asked and state.stores:
                 self._ghost.ended(state.keys, state.asked)
+        else:
+            self._stores.ahead.may_lose(*state.table)
         if self._ghost is not None and not self._requests:
             self._ghost.catch_up()
         return waited
@@ -228,7 +231,7 @@ class OffloadManager:
         if state is not None:
             self._ends.leave(state)
             self._loads.was_preempted(state)
-            self._stores.ahead.may_lose()
+            self._stores.ahead.may_lose(*state.table)
             if not state.stores:
                 self._stores.refuse(state)
             state.clear_table()
@@ -249,7 +252,6 @@ class OffloadManager:
         idle = True
         if self._hits_are_due:  # nobody is admitted in this step, whose first token would wait for that
             self._books.pool.settle()
-        self._loads.end_pass()
         if not self._draining:
             eager = self._books.config.mode is Mode.EAGER or self._stores.ahead.is_pressed
             for request_id, confirmed_tokens, new_blocks in progress:
@@ -270,6 +272,7 @@ class OffloadManager:
             self._loads.note_stop(idle=idle)
             if self._books.config.mode is Mode.LAZY:
                 self._stores.walk_evictions()
+        self._loads.end_pass()
         self._hits_are_due = True
         self._books.note_removed()
         now = self._books.clock()

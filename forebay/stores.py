@@ -3,7 +3,8 @@
 Eager: every block, once its tokens are confirmed. Lazy: blocks that the device is about to evict; and every block
 where the device has so few to spare that those of a request that ends may be gone before the next step is planned,
 and the host has many. Both skip what is on the host or on the way, both take only as many blocks as there are
-slots for, and both flush what is left of a request that ends, lazy only if the device has few to spare.
+slots for, and both flush what is left of a request that ends, lazy only if the device has few to spare, or if
+nothing that it may evict would be lost then.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ class Stores:
         self._open: dict[bool, Transfer] = {}  # planned this step and still growing, by keeps_place
         self._planned = 0  # blocks, ever
         # Lazy mode only:
-        self._keeps_blocks = all(group.keeps_blocks and not group.drafter for group in books.layout.groups)
         self._ancestry = Ancestry(2 * books.device.num_blocks)
         self._refused: set[Key] = set()  # keys that must not be kept, also when their request is gone
         self._most_refused = 2 * books.device.num_blocks  # before it is looked through
@@ -89,11 +89,14 @@ class Stores:
         books = self._books
         if not state.stores:
             self.refuse(state)
+            self.ahead.may_lose(*state.table)
             return
         if not state.table:
             return
         state.learn_keys(books.layout)
-        if books.config.mode is Mode.LAZY:
+        lazy = books.config.mode is Mode.LAZY
+        ready = [self._num_ready(state, number, confirmed_tokens) for number in range(len(state.table))]
+        if lazy:
             before = len(self._refused)
             self._refused.difference_update(*state.keys)  # somebody who may be kept has the same content
             if len(self._refused) < before:
@@ -101,17 +104,21 @@ class Stores:
             for number, group in enumerate(books.layout.groups):
                 if group.needs_whole_prefix:
                     self._ancestry.remember(state.keys[number])
-            if books.device.num_free >= self.ahead.reach and not any(state.cursors):
-                # The walk over the eviction order comes to them in time. Of one that was stored as it ran, little
-                # is left to store, and then there may be nothing that a walk would have to come to.
-                self.ahead.may_lose()
+            if books.device.num_free >= self.ahead.reach and not self._completes(state, ready):
+                # The walk over the eviction order comes to them in time.
+                self.ahead.may_lose(*state.table)
                 return
         for number, blocks in enumerate(state.table):
-            ready = self._num_ready(state, number, confirmed_tokens)
-            stored = self._store(state, number, 0, ready) if ready else 0
-            # Aborted, it may have blocks with a key whose tokens nobody confirmed.
-            if self.ahead.is_all_safe and (stored < ready or any(books.device.keys_of(blocks[ready:]))):
-                self.ahead.may_lose()
+            stored = self._store(state, number, 0, ready[number]) if ready[number] else 0
+            # Blocks may have a key although nobody confirmed their tokens: of a request that was aborted.
+            if lazy and any(books.device.keys_of(blocks[stored:])):
+                self.ahead.may_lose(blocks[stored:])
+
+    def _completes(self, state: RequestState, ready: Sequence[int]) -> bool:
+        """Whether all in the eviction order is safe, and stays so if the little that is left of this request is
+        stored. The rest was as it ran."""
+        left = sum(ready) - sum(state.cursors)
+        return self.ahead.is_all_safe and any(state.cursors) and left <= self.ahead.step_blocks
 
     def refuse(self, state: RequestState) -> None:
         """Nothing of this request may be kept, also when only its blocks are left of it. Eager stores look at
@@ -136,12 +143,10 @@ class Stores:
         engine that decodes, little has changed there, and nobody looks."""
         books, ahead = self._books, self.ahead
         if not ahead.plan_walk():
-            ahead.skip_walks(1)
             return
-        ahead.begin_walk()
         on_the_way = ahead.on_the_way()
         blocks, keys = books.device.next_evictions(max(0, ahead.reach - on_the_way))
-        saw_all = len(blocks) == books.device.num_free and self._sees_what_comes_back
+        saw_all = len(blocks) == books.device.num_free
         # The device evicts tails before heads; stores are committed in chain order, heads first. So this goes from
         # the far end of the order to its head; of two blocks with one content it takes the one that goes first.
         waiting = dict(zip(reversed(keys), reversed(blocks), strict=True))
@@ -164,13 +169,6 @@ class Stores:
         stored = self._store_evictions(wanted, waiting, todo) if todo else 0
         left = unsafe if too_far else unsafe - stored
         ahead.end_walk(blocks, unsafe + beyond, left, saw_all=saw_all, too_far=too_far)
-
-    @property
-    def _sees_what_comes_back(self) -> bool:
-        """Whether blocks come into the eviction order only as flush(), preemptions and stores tell. Windows let go
-        of blocks as requests run. A load that is given up lets go of what its request found on the device, one
-        that ends of what it copied there; and a store that is not wanted of what did not get to the host."""
-        return self._keeps_blocks and all(t.wanted and t.direction is Direction.STORE for t in self._books.ledger)
 
     def _store_evictions(
         self, wanted: Sequence[Key], blocks: Mapping[Key | None, BlockId], todo: Sequence[int]

@@ -8,7 +8,7 @@ from typing import Any
 from forebay import Answer, Mode, NotYet, OffloadConfig
 from forebay.engine import Request
 from forebay.groups import KVLayout
-from forebay.ids import RequestId
+from forebay.ids import BlockId, RequestId
 from forebay.requests import RequestState
 from forebay.testing import TinyEngine, TinyRequest
 from tests import oracle
@@ -136,3 +136,31 @@ class WatchedEngine(TinyEngine):
         for request_id in outcomes.failed:
             self._load_failed(self.loading.pop(request_id))
         self.check()
+
+
+class LateFreeingEngine(WatchedEngine):
+    """As vLLM when it schedules ahead: what an ended request held is freed a step later, for the step in flight
+    may still write it. Whoever is preempted lets go at once."""
+
+    def __init__(self, layout: KVLayout, config: OffloadConfig, **kwargs: Any) -> None:
+        super().__init__(layout, config, **kwargs)
+        self._late: list[list[BlockId]] = []
+        self._preempting = False
+
+    def step(self) -> None:
+        late, self._late = self._late, []
+        super().step()
+        for blocks in late:
+            self.device.free(reversed(blocks))
+        self.check()
+
+    def _preempt(self, request: TinyRequest) -> None:
+        self._preempting = True
+        super()._preempt(request)
+        self._preempting = False
+
+    def _free(self, request: TinyRequest) -> None:
+        if not self._preempting:
+            self._late += request.table
+            request.table = []
+        super()._free(request)
