@@ -42,6 +42,7 @@ class Ahead:
         )
         self._saw_all = False  # it saw all of the order, and whatever came into it since was safe
         self._owed: set[BlockId] = set()  # may not be safe, and no walk has seen them in the order yet
+        self._leaving: set[BlockId] = set()  # were safe when their request ended, and likewise
 
     @property
     def reach(self) -> int:
@@ -81,6 +82,7 @@ class Ahead:
         """A request was given these blocks: they have left the device's order, though as many may have come into
         it since."""
         self._owed.difference_update(blocks)  # who has them now tells when he lets go of them
+        self._leaving.difference_update(blocks)
         near = self._near.intersection(blocks)
         self._near -= near
         self._safe = max(0, self._safe - len(near))
@@ -107,9 +109,15 @@ class Ahead:
     def may_lose(self, *blocks: Sequence[BlockId]) -> None:
         """Somebody lets go of these blocks, and they may not be safe. They come into the order now or steps later:
         engines that schedule ahead free what a step in flight may still write when that has ended."""
-        if self._may_see_all:
+        if self._may_see_all and any(blocks):
             self._saw_all = False
             self._owed.update(*blocks)
+
+    def let_go(self, blocks: Sequence[BlockId]) -> None:
+        """A request that has ended lets go of these blocks, in the same way, and they are safe as long as the host
+        loses nothing."""
+        if self._may_see_all:
+            self._leaving.update(blocks)
 
     @property
     def is_pressed(self) -> bool:
@@ -199,12 +207,16 @@ class Ahead:
         """It has seen these blocks, so many of which are not safe, or were not before they were stored; so many
         the next one has to see to. `saw_all`: there are no others in the order. `too_far`: it matters how far the
         next one looks, for the host holds less."""
+        self._owed.difference_update(blocks)
+        self._leaving.difference_update(blocks)
+        if not self._has_same_host:
+            self._owed |= self._leaving
+            self._leaving.clear()
+        self._saw_all = self._may_see_all and saw_all and not left and not self._owed
         self._safe = len(blocks) - unsafe
         self._unsafe = left
         self._host, self._free = None if too_far else self._sees_host(), self._books.device.num_free
         self._took = False
-        self._owed.difference_update(blocks)
-        self._saw_all = self._may_see_all and saw_all and not left and not self._owed
         self._near = set(blocks)
         self._head = set(blocks[: self._slack])
 

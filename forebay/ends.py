@@ -85,7 +85,7 @@ class Ends:
             self._stores.ahead.returned(transfer, in_place)
         elif pinned := transfer.pinned_blocks:
             books.device.unpin(pinned)
-            if transfer.direction is Direction.LOAD or transfer.state is not State.DONE:
+            if transfer.direction is Direction.LOAD:
                 self._stores.ahead.may_lose(pinned)
 
     def give_up(self, transfer: Transfer) -> None:
