@@ -1,16 +1,18 @@
 """Lazy mode where all that the device may evict is safe: nobody walks, and no load waits for a walk.
 
-That it is safe when they say so, check() proves after every step of every test, and test_state_machine.py with
-engines that free blocks late.
+That it is safe when they say so, check() proves after every step of every test.
 """
 
 from __future__ import annotations
+
+from random import Random
 
 import pytest
 
 from forebay import BlockId, FullAttention, Hit, Key, KVLayout, Mode, NotYet, Progress, SlidingWindow
 from forebay.testing import TinyRequest
-from tests.builders import Desk, keys_of, make_engine, prompt
+from tests.builders import FULL, Desk, config, keys_of, make_engine, prompt
+from tests.watched import LateFreeingEngine
 
 
 def all_safe(num_blocks: int = 25) -> Desk:
@@ -302,3 +304,29 @@ def test_who_never_had_blocks_changes_nothing() -> None:
     desk.manager.match(request, 0)
     desk.manager.finish(request.id, 0)
     assert desk.manager._stores.ahead.is_all_safe
+
+
+def test_nothing_is_called_safe_that_is_not_in_an_engine_that_frees_late() -> None:
+    safe = preemptions = 0
+    for seed in range(10):
+        rng = Random(seed)
+        slots = rng.choice([20, 60, 400])
+        engine = LateFreeingEngine(
+            FULL,
+            config(slots, mode=Mode.LAZY),
+            num_blocks=rng.choice([30, 60]),
+            slots=slots,
+            max_batched_tokens=rng.choice([16, 64]),
+            max_running=8,
+        )
+        for _ in range(150):
+            if rng.random() < 0.3:
+                engine.submit(prompt(rng.randrange(5, 60), rng.randrange(8)), rng.randrange(1, 20))
+            if rng.random() < 0.03 and engine.running:
+                engine.abort(rng.choice(engine.running))
+            engine.step()
+            safe += engine.manager._stores.ahead.is_all_safe
+        engine.run()
+        preemptions += engine.preemptions
+    assert safe > 300
+    assert preemptions > 100

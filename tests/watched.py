@@ -139,13 +139,13 @@ class WatchedEngine(TinyEngine):
 
 
 class LateFreeingEngine(WatchedEngine):
-    """As vLLM when it schedules ahead: what an ended request held is freed a step later, for the step in flight
-    may still write it. Whoever is preempted lets go at once."""
+    """As vLLM when it schedules ahead: what a request held is freed a step later, for the step in flight may still
+    write it. So one that finds no block preempts all behind it, and has none the sooner. (Only what a request held
+    that has come to its end, vLLM frees at once.)"""
 
     def __init__(self, layout: KVLayout, config: OffloadConfig, **kwargs: Any) -> None:
         super().__init__(layout, config, **kwargs)
         self._late: list[list[BlockId]] = []
-        self._preempting = False
 
     def step(self) -> None:
         late, self._late = self._late, []
@@ -154,13 +154,7 @@ class LateFreeingEngine(WatchedEngine):
             self.device.free(reversed(blocks))
         self.check()
 
-    def _preempt(self, request: TinyRequest) -> None:
-        self._preempting = True
-        super()._preempt(request)
-        self._preempting = False
-
     def _free(self, request: TinyRequest) -> None:
-        if not self._preempting:
-            self._late += request.table
-            request.table = []
+        self._late += request.table
+        request.table = []
         super()._free(request)
