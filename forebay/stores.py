@@ -110,10 +110,11 @@ class Stores:
                 return
         for number, blocks in enumerate(state.table):
             stored = self._store(state, number, 0, ready[number]) if ready[number] else 0
-            # Blocks may have a key although nobody confirmed their tokens: of a request that was aborted.
-            if lazy and any(books.device.keys_of(blocks[stored:])):
-                self.ahead.may_lose(blocks[stored:])
-            self.ahead.let_go(blocks[:stored])
+            if lazy:
+                self.ahead.let_go(blocks[:stored])
+                # Blocks may have a key although nobody confirmed their tokens: of a request that was aborted.
+                if any(books.device.keys_of(blocks[stored:])):
+                    self.ahead.may_lose(blocks[stored:])
 
     def _completes(self, state: RequestState, ready: Sequence[int]) -> bool:
         """Whether all in the eviction order is safe, and stays so if the little that is left of this request is
