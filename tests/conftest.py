@@ -31,9 +31,11 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("FOREBAY_PROFILE", "default"))
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell lets what it runs in the background ignore this, and all commands that tests start would too.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell lets what it runs in the background ignore the first of these, and nohup the second. All commands that
+# tests start would, too.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.hookimpl(trylast=True)
