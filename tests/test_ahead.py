@@ -5,6 +5,7 @@ That it is safe when they say so, check() proves after every step of every test.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -40,6 +41,14 @@ def sharing() -> tuple[Desk, TinyRequest, list[list[BlockId]]]:
     desk.manager.preempt(running.id)
     desk.device.free(reversed(table[0]))
     return desk, waiting, [table[0] + desk.blocks_for(17)[0]]
+
+
+def computed(desk: Desk, tokens: Sequence[int]) -> tuple[TinyRequest, list[list[BlockId]]]:
+    """A request that has computed its prompt, and its table."""
+    request = desk.request(tokens)
+    table = desk.compute(request)
+    desk.manager.allocated(request, table, 0, 0)
+    return request, table
 
 
 def gap_in_the_middle() -> tuple[Desk, list[Key]]:
@@ -93,18 +102,14 @@ def test_what_loads_ask_for_counts_where_they_wait_for_nothing() -> None:
 def test_blocks_that_nobody_confirmed_are_not_safe() -> None:
     """A request that is aborted may have blocks with a key whose tokens the engine has not heard of yet."""
     desk = all_safe()
-    request = desk.request(prompt(64, 7))
-    table = desk.compute(request)
-    desk.manager.allocated(request, table, 0, 0)
+    request, table = computed(desk, prompt(64, 7))
     desk.end(request, table, confirmed=60)
     assert not desk.manager._stores.ahead.is_all_safe
 
 
 def test_blocks_of_a_store_that_is_not_wanted_any_more_are_not_safe() -> None:
     desk = Desk(mode=Mode.LAZY, num_blocks=25, slots=100, max_batched_tokens=16)
-    request = desk.request(prompt(64))
-    table = desk.compute(request)
-    desk.manager.allocated(request, table, 0, 0)
+    request, table = computed(desk, prompt(64))
     [store] = desk.step(Progress(request.id, 64)).stores
     desk.end(request, table)
     desk.manager.reset()
@@ -163,9 +168,7 @@ def test_blocks_that_a_load_copies_from_are_not_safe() -> None:
 
 def test_blocks_of_a_request_that_is_preempted_are_not_safe() -> None:
     desk = all_safe()
-    request = desk.request(prompt(64, 7))
-    table = desk.compute(request)
-    desk.manager.allocated(request, table, 0, 0)
+    request, table = computed(desk, prompt(64, 7))
     desk.manager.preempt(request.id)
     desk.device.free(reversed(table[0]))
     desk.check()
@@ -176,9 +179,7 @@ def test_blocks_that_a_window_drops_are_not_safe() -> None:
     """Nobody tells of them."""
     layout = KVLayout((FullAttention(4), SlidingWindow(4, window_tokens=8)), 4, 16)
     desk = Desk(layout, mode=Mode.LAZY, num_blocks=17, slots=100, max_batched_tokens=16)
-    request = desk.request(prompt(16))
-    table = desk.compute(request)
-    desk.manager.allocated(request, table, 0, 0)
+    _, table = computed(desk, prompt(16))
     desk.step()
     desk.device.free(table[1][:2])
     desk.check()
@@ -211,9 +212,7 @@ def test_blocks_that_a_match_held_in_this_pass_are_not_safe() -> None:
 def test_blocks_that_are_freed_late_are_not_safe() -> None:
     """An engine that schedules ahead frees what an ended request held when the step in flight has ended."""
     desk = all_safe()
-    request = desk.request(prompt(64, 7))
-    table = desk.compute(request)
-    desk.manager.allocated(request, table, 0, 0)
+    request, table = computed(desk, prompt(64, 7))
     desk.manager.finish(request.id, 60)
     desk.step()
     desk.step()
@@ -226,9 +225,7 @@ def test_blocks_that_are_freed_late_are_not_safe() -> None:
 
 def test_what_a_draining_manager_does_not_store_is_not_safe() -> None:
     desk = all_safe()
-    request = desk.request(prompt(64, 7))
-    table = desk.compute(request)
-    desk.manager.allocated(request, table, 0, 0)
+    request, table = computed(desk, prompt(64, 7))
     desk.manager.drain()
     desk.end(request, table)
     assert not desk.manager._stores.ahead.is_all_safe
