@@ -22,9 +22,9 @@ test: lint docs .venv/.vllm .venv/.prometheus ## lint, types, docs and all tests
 	@echo "==> pytest"
 	@$(BIN)/python -m pytest
 
-test-fast: lint ## the same without the tests that need vLLM and torch, which are then not installed (a minute)
-	@echo "==> pytest, without tests/vllm and tests/copier"
-	@$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/copier
+test-fast: lint ## the same without the tests that need vLLM and torch, which are then not installed (some minutes)
+	@echo "==> pytest, without tests that need vLLM or torch"
+	@$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/copier --ignore=tests/gpu --ignore=tests/bench/test_bytes.py
 
 test-compat: .venv/.vllm ## the core cases on six releases of vLLM; writes docs/tested-versions.md (minutes, 2.5 GB)
 	@echo "==> tools/compat.py"

@@ -105,3 +105,13 @@ def test_who_imports_what_comes_with_vllm(package: str) -> None:
     assert said
     assert importers
     assert all(path.startswith(allowed) for path in importers), importers
+
+
+def test_make_test_fast_asks_for_no_test_that_needs_torch() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest-fast:")[2].partition("\n\n")[0]
+    left_out = re.findall(r"--ignore=\S+", recipe)
+    assert left_out
+    without = "import sys; sys.modules |= {'torch': None, 'vllm': None}; import pytest; sys.exit(pytest.main())"
+    command = [sys.executable, "-c", without, "--collect-only", "-qq", "-p", "no:cacheprovider", *left_out]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:]
