@@ -98,11 +98,11 @@ def lmcache_environment(host_bytes: int) -> dict[str, str]:
     }
 
 
-def forebay(*, lazy: bool, extra: Settings | None = None) -> Callable[[int], Settings]:
+def forebay(*, lazy: bool, extra: Settings | None = None, role: str = "kv_both") -> Callable[[int], Settings]:
     return lambda host_bytes: {
         "kv_connector": "SimpleCPUOffloadConnector",
         "kv_connector_module_path": "forebay.vllm",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"cpu_bytes_to_use": host_bytes, "lazy_offload": lazy} | (extra or {}),
     }

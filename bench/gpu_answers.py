@@ -4,6 +4,7 @@
     python bench/gpu_answers.py --cuda-graphs --v1-runner
     python bench/gpu_answers.py --only eager-failing,lazy-flip  # copies that fail, or go wrong in silence
     python bench/gpu_answers.py --faults '{"fail_chance": 0.1}'
+    python bench/gpu_answers.py --only eager,eager-producer     # a kv_role with which vLLM preempts less
     python bench/gpu_answers.py --control                       # would wrong bytes be noticed?
     python bench/gpu_answers.py --mode bfloat16 --only lmcache  # and what do peers answer?
 
@@ -62,6 +63,7 @@ class Variant:
     name: str
     offload: bool = False
     lazy: bool = False
+    role: str = "kv_both"
     order: int = 0
     chances: bool = False
     spoil: bool = False
@@ -85,6 +87,10 @@ FAULTS: dict[str, dict[str, Any]] = {
 OFFLOADS = {variant.name: variant for variant in (EAGER, LAZY)} | {
     f"{variant.name}-{fault}": replace(variant, name=f"{variant.name}-{fault}", faults=faults, part=3)
     for fault, faults in FAULTS.items()
+    for variant in (EAGER, LAZY)
+}
+OFFLOADS |= {
+    f"{variant.name}-producer": replace(variant, name=f"{variant.name}-producer", role="kv_producer")
     for variant in (EAGER, LAZY)
 }
 PEERS = {engine.name: Variant(engine.name, peer=engine) for engine in ENGINES.values() if engine.is_peer}
@@ -178,7 +184,7 @@ class Bench:
         if variant.offload:
             faults = variant.faults or args.faults
             extra = args.extra | ({} if faults is None else {"inject_faults": faults})
-            offload = forebay(lazy=variant.lazy, extra=extra)(host_bytes)
+            offload = forebay(lazy=variant.lazy, extra=extra, role=variant.role)(host_bytes)
         spec = {
             "engine_args": self.engine_args(variant, host_bytes),
             "offload": offload,
