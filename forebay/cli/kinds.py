@@ -213,15 +213,15 @@ MODULE_PATH = Kind(
 ROLE_WRONG = Kind(
     "role-wrong",
     ERROR,
-    "kv_role: expected 'kv_both', got {got}",
+    "kv_role: expected 'kv_both' or 'kv_producer', got {got}",
     "vLLM refuses it, and does not start.",
     '"kv_role": "kv_both"',
 )
 ROLE_ONE_SIDED = Kind(
     "role-one-sided",
     WARNING,
-    "kv_role: expected 'kv_both', got {got}",
-    "Forebay stores and loads in one engine. vLLM plans for an engine that does only one of them.",
+    "kv_role: expected 'kv_both' or 'kv_producer', got {got}",
+    "Forebay stores and loads in one engine. vLLM plans for an engine that only loads.",
     '"kv_role": "kv_both"',
 )
 FAILURE_POLICY = Kind(

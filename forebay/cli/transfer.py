@@ -20,6 +20,8 @@ TRANSFER_KEYS = (
     *("engine_id", "kv_buffer_device", "kv_buffer_size", "kv_rank", "kv_parallel_size", "kv_ip", "kv_port"),
     "enable_permute_local_kv",
 )
+# vLLM asks a producer for loads, too, and holds back fewer blocks.
+ROLES = ("kv_both", "kv_producer")
 # Some of vLLM's own settings, so that they may stand beside the connector's.
 _ENGINE_KEYS = (
     *("model", "block_size", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -143,8 +145,8 @@ def _check_transfer(given: Given) -> Iterator[Finding]:
     path = transfer.get("kv_connector_module_path")
     if path != MODULE_PATH and "kv_connector_module_path" not in meant:
         yield kinds.MODULE_PATH.found(expected=MODULE_PATH, got=_shown(path))
-    if (role := transfer.get("kv_role")) != "kv_both" and "kv_role" not in meant:
-        kind = kinds.ROLE_ONE_SIDED if role in ("kv_producer", "kv_consumer") else kinds.ROLE_WRONG
+    if (role := transfer.get("kv_role")) not in ROLES and "kv_role" not in meant:
+        kind = kinds.ROLE_ONE_SIDED if role == "kv_consumer" else kinds.ROLE_WRONG
         yield kind.found(got=_shown(role))
     policy = transfer.get("kv_load_failure_policy")
     if policy not in ("recompute", "fail", None):

@@ -243,8 +243,9 @@ def test_a_size_of_too_many_digits_is_refused(size: str) -> None:
     assert "kv_connector_extra_config.cpu_bytes_to_use: expected " in said
 
 
-def test_what_is_right_passes() -> None:
-    assert checked(right()) == (0, "ok config the configuration is right all is well")
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer"])
+def test_what_is_right_passes(role: str) -> None:
+    assert checked(right(kv_role=role)) == (0, "ok config the configuration is right all is well")
 
 
 @pytest.mark.parametrize(
@@ -268,8 +269,8 @@ def test_what_is_right_passes() -> None:
             "kv_connector_module_path: expected 'forebay.vllm', got nothing",
         ),
         (right(kv_connector="LMCacheConnectorV1"), 1, "kv_connector: expected 'SimpleCPUOffloadConnector'"),
-        (right(kv_role=None), 1, "kv_role: expected 'kv_both', got nothing"),
-        (right(kv_role="kv_consumer"), 0, "kv_role: expected 'kv_both', got 'kv_consumer'"),
+        (right(kv_role=None), 1, "kv_role: expected 'kv_both' or 'kv_producer', got nothing"),
+        (right(kv_role="kv_consumer"), 0, "kv_role: expected 'kv_both' or 'kv_producer', got 'kv_consumer'"),
         (right(kv_load_failure_policy=None), 0, "warning failure-policy kv_load_failure_policy: expected"),
         (right(kv_load_failure_policy="fail"), 0, "kv_load_failure_policy: expected 'recompute', got 'fail'"),
         (right(kv_load_failure_policy="retry"), 1, "expected 'recompute' or 'fail', got 'retry'"),

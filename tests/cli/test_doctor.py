@@ -80,7 +80,7 @@ OF_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("connector-other", right(kv_connector="OffloadingConnector"), "'OffloadingConnector'"),
     ("connector-none", {"enable_prefix_caching": True, "max_model_len": 4096}, "no kv_transfer_config"),
     ("role-wrong", right(kv_role="both"), "'both'"),
-    ("role-one-sided", right(kv_role="kv_producer"), "'kv_producer'"),
+    ("role-one-sided", right(kv_role="kv_consumer"), "'kv_consumer'"),
     ("unknown-key", right(kv_conector_module="x"), "kv_conector_module"),
     ("unknown-key", right(kv_connector_extra_config={"lazy": True}), "did you mean 'lazy_offload'?"),
     ("wrong-value", right(kv_connector_extra_config={"eviction_policy": "mru"}), "'mru'"),

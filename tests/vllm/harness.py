@@ -38,7 +38,14 @@ class Engine:
 
     ranks = 1
 
-    def __init__(self, family: Family, offload: dict[str, Any] | None = None, **engine_args: Any) -> None:
+    def __init__(
+        self,
+        family: Family,
+        offload: dict[str, Any] | None = None,
+        *,
+        role: str = "kv_both",
+        **engine_args: Any,
+    ) -> None:
         self.family = family
         self.outputs: dict[str, Any] = {}  # by request id, the newest RequestOutput
         self.asked: list[str] = []  # of the last generate(), by prompt: the ids
@@ -64,7 +71,7 @@ class Engine:
             args["kv_transfer_config"] = {
                 "kv_connector": "SimpleCPUOffloadConnector",
                 "kv_connector_module_path": "forebay.vllm",
-                "kv_role": "kv_both",
+                "kv_role": role,
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": offload,
             }

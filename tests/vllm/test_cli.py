@@ -24,6 +24,7 @@ def test_every_key_of_vllm_is_known() -> None:
     [
         {},
         {"kv_role": "kv_consumer"},
+        {"kv_role": "kv_producer"},
         {"kv_role": "both"},
         {"kv_role": None},
         {"kv_load_failure_policy": "fail"},

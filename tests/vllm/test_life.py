@@ -174,6 +174,28 @@ def test_preemption_under_pressure(family: Family, blocks: int, offload: dict[st
 
 
 @pytest.mark.compat
+@pytest.mark.parametrize("role", ["kv_both", "kv_producer"])
+def test_a_producer_loads_as_well_and_its_blocks_are_not_held_back(role: str) -> None:
+    """Where steps overlap, vLLM frees the blocks of a preempted request late, unless the role says that nobody
+    loads into them. Forebay loads into them all the same. (On a CPU steps overlap only if they are made to.)"""
+    from vllm.config import VllmConfig
+
+    asked = prompts(8, 200)
+    expected = reference(LLAMA, asked, max_tokens=100).cold
+    with (
+        mock.patch.object(VllmConfig, "max_concurrent_batches", 2),
+        Engine(LLAMA, EAGER, role=role, num_gpu_blocks_override=34) as engine,
+    ):
+        assert engine.scheduler.defer_block_free == (role == "kv_both")
+        with counted_preemptions(engine) as preempted:
+            for _ in range(2):
+                assert engine.generate(asked, max_tokens=100) == expected
+        assert preempted, "there was no pressure"
+        assert engine.manager.stats.loaded_blocks
+        nothing_is_left(engine)
+
+
+@pytest.mark.compat
 def test_abort_while_loading() -> None:
     asked = prompts(4)
     expected = reference(LLAMA, asked).cold
