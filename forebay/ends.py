@@ -151,6 +151,6 @@ class Ends:
                     self.give_up(transfer)  # nobody should wait for it; it may be stored again
         for transfer in late_loads:
             request_id = transfer.request_id
-            if request_id is not None:
+            if request_id is not None and not transfer.must_end:
                 self._orphan(transfer)
                 self.recompute(request_id, outcomes)

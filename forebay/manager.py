@@ -153,9 +153,14 @@ class OffloadManager:
         table: Sequence[Sequence[BlockId]],
         device_tokens: int,
         loaded_tokens: int,
+        *,
+        must_end: bool = False,
     ) -> bool:
         """The engine admitted a request: its block table by group, the tokens it has itself and how many of the
         tokens offered it accepts. Returns whether it has to wait for outcomes; then it must not run before.
+
+        `must_end` is for engines that compute what was not loaded into the same blocks: the load is then waited
+        for, however late it is, because until it ends it may write there.
 
         Engines call this for every request, also without an offer, and again when a load has ended.
         """
@@ -191,6 +196,7 @@ class OffloadManager:
             else:
                 self._loads.end_reservation(request.id)
             return promised
+        transfer.must_end = must_end
         self._planned_loads.append(transfer)
         return True
 

@@ -134,6 +134,7 @@ class Transfer:
     order: CopyOrder
     waiting_on: set[Rank]  # ranks that have not reported
     request_id: RequestId | None = None  # loads: who waits for it; None once nobody does
+    must_end: bool = False  # loads: not given up for being late; the request would compute into the same blocks
     orphaned: bool = False  # loads: the request has left; the blocks it would have had are pinned
     brings: list[Brings] = field(default_factory=list)  # loads: by group, what will be on the device
     keeps_place: bool = False  # lazy stores: the blocks go back to their place in the eviction order

@@ -56,9 +56,9 @@ def hold(engine: WatchedEngine, **faults: Any) -> None:
         copier.faults = Faults(hold=True, **faults)
 
 
-def release(engine: WatchedEngine) -> None:
+def release(engine: WatchedEngine, **faults: Any) -> None:
     for copier in engine.copiers:
-        copier.faults = Faults()
+        copier.faults = Faults(**faults)
 
 
 def served(engine: WatchedEngine, tokens: list[int], max_new_tokens: int = 1) -> TinyRequest:

@@ -11,6 +11,7 @@ from forebay import (
     BlockId,
     ChunkedLocal,
     Cleared,
+    Direction,
     FullAttention,
     Hit,
     Key,
@@ -30,8 +31,8 @@ from forebay import (
 )
 from forebay.ids import RequestId
 from forebay.testing import NULL, Faults, TinyRequest
-from tests.builders import FULL, Desk, hold, lose_device, make_engine, prompt, release, served, tokens_of
-from tests.watched import WatchedEngine
+from tests.builders import FULL, Desk, config, hold, lose_device, make_engine, prompt, release, served, tokens_of
+from tests.watched import InPlaceEngine, WatchedEngine
 
 # --- capacity -----------------------------------------------------------------------------------------
 
@@ -911,6 +912,28 @@ def test_n_identical_prompts_at_once_cost_one_load() -> None:
     engine.run()
     assert engine.manager.stats.loaded_blocks == 8
     assert all(request.cached_tokens == 32 for request in same)
+
+
+def test_a_late_load_is_waited_for_by_a_request_that_would_compute_into_the_same_blocks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was given up, its blocks were computed, and then its bytes arrived, and were wrong."""
+    engine = InPlaceEngine(FULL, config(load_deadline_s=3.0), num_blocks=64)
+    served(engine, prompt(32))
+    lose_device(engine)
+    served(engine, prompt(17))  # so the device has a part of it
+    hold(engine, only=Direction.LOAD)
+    request = engine.submit(prompt(40), 8)
+    for _ in range(3):
+        engine.step()
+        engine.clock.advance(3.1)
+    assert not engine.running
+    assert engine.manager.stats.overdue_transfers == 1
+    assert "passed its deadline" in caplog.text
+    release(engine, fail_chance=1.0, only=Direction.LOAD)
+    engine.run()
+    assert request.generated == 8
+    assert engine.manager.stats.recomputes == 1
 
 
 def test_waiting_for_anothers_load_has_a_deadline() -> None:

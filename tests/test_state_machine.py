@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from forebay import ChunkedLocal, Direction, FullAttention, KVLayout, Mode, OffloadConfig, Recurrent, SlidingWindow
 from forebay.testing import Faults, TinyRequest
 from tests.one_queue import OneQueueEngine
-from tests.watched import STEPS, LateFreeingEngine, WatchedEngine
+from tests.watched import STEPS, InPlaceEngine, LateFreeingEngine, WatchedEngine
 
 LAYOUTS = {
     "full": KVLayout((FullAttention(4),), 4, 16),
@@ -49,6 +49,7 @@ LAYOUTS = {
 
 ENGINES: dict[str, Callable[..., WatchedEngine]] = {
     "loaded first": WatchedEngine,
+    "computes in place": InPlaceEngine,
     "frees late": LateFreeingEngine,
     "one queue": OneQueueEngine,
     "one queue, careless": partial(OneQueueEngine, careful=False),

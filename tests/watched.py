@@ -7,7 +7,7 @@ from typing import Any
 
 from forebay import Answer, Mode, NotYet, OffloadConfig
 from forebay.engine import Request
-from forebay.groups import KVLayout
+from forebay.groups import FullAttention, KVLayout
 from forebay.ids import BlockId, RequestId
 from forebay.requests import RequestState
 from forebay.testing import TinyEngine, TinyRequest
@@ -136,6 +136,29 @@ class WatchedEngine(TinyEngine):
         for request_id in outcomes.failed:
             self._load_failed(self.loading.pop(request_id))
         self.check()
+
+
+class InPlaceEngine(WatchedEngine):
+    """As vLLM up to 0.29: a request whose load failed keeps its blocks if it had some on the device itself, and
+    computes into those that should have been loaded. (For models with one group of full attention.)"""
+
+    def __init__(self, layout: KVLayout, config: OffloadConfig, **kwargs: Any) -> None:
+        super().__init__(layout, config, **kwargs)
+        self._had: dict[RequestId, int] = {}  # by request that waits for such a load: tokens
+
+    def _computes_in_place(self, request: TinyRequest, device_tokens: int) -> bool:
+        [group, *others] = self.layout.groups
+        self._had[request.id] = device_tokens if isinstance(group, FullAttention) and not others else 0
+        return self._had[request.id] > 0
+
+    def _load_failed(self, request: TinyRequest) -> None:
+        had = self._had[request.id]
+        if not had:
+            super()._load_failed(request)
+            return
+        self.let_down.add(request.id)
+        request.computed, request.waits_for_load = had, False
+        self.loaded.append(request)
 
 
 class LateFreeingEngine(WatchedEngine):

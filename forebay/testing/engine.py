@@ -233,10 +233,16 @@ class TinyEngine:
                 blocks.append(NULL if len(blocks) < group.first_needed(total) else taken.pop(0))
         request.table = table
         request.cached_tokens = request.computed = total
-        request.waits_for_load = self.manager.allocated(request, table, device_tokens, accepted)
+        request.waits_for_load = self.manager.allocated(
+            request, table, device_tokens, accepted, must_end=self._computes_in_place(request, device_tokens)
+        )
         if not request.waits_for_load:
             self._drop_unseen(request)
         return True
+
+    def _computes_in_place(self, request: TinyRequest, device_tokens: int) -> bool:
+        """Whether it keeps the blocks of a load that fails, and computes into them."""
+        return False
 
     def _has_room(self, request: TinyRequest, table: Sequence[Sequence[BlockId]], total: int, loads: bool) -> bool:
         """Whether it may be admitted, if its blocks so far are these and `total` tokens need not be computed."""

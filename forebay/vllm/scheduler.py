@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -84,9 +83,6 @@ class SimpleCPUOffloadScheduler:
         mode = Mode.LAZY if lazy_offload else Mode.EAGER
         config = OffloadConfig(cpu_capacity_bytes) if settings is None else settings
         config = replace(config, capacity_bytes=cpu_capacity_bytes, mode=mode)
-        if not compat.recovers(kv_cache_config):
-            # A load that is late has to be waited for: this release cannot take it back (see the worker).
-            config = replace(config, load_deadline_s=inf)
         self._config = config
         # Raises where vLLM's own class would round up to one block, and so take more memory than it was given.
         slots = host_slots(kv_cache_config.num_blocks, compat.device_bytes(kv_cache_config), cpu_capacity_bytes)
@@ -205,10 +201,19 @@ class SimpleCPUOffloadScheduler:
         self._used(table)
         # A request that was loaded is admitted a second time, and then has what was loaded.
         device_tokens = request.num_computed_tokens or known.device_tokens
-        if self.manager.allocated(known, table, device_tokens, num_external_tokens) and num_external_tokens:
+        must_end = self._must_end(device_tokens)
+        waits = self.manager.allocated(known, table, device_tokens, num_external_tokens, must_end=must_end)
+        if waits and num_external_tokens:
             self._loading[known.id] = None
             if not compat.REPORTS_FAILED_REQUESTS:
                 known.waits_for = table[0][device_tokens // self.block_size :]
+
+    def _must_end(self, device_tokens: int) -> bool:
+        """Whether a load has to be waited for, however late it is. A release that is told by block cannot take it
+        back at all (see the worker), or, behind what the device had itself, computes into the same blocks."""
+        if compat.REPORTS_FAILED_REQUESTS:
+            return False
+        return device_tokens > 0 or not compat.recovers(self.kv_cache_config)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))

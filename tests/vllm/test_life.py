@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from forebay import Direction
 from tests.vllm.adapter import RANK, save_adapter
 from tests.vllm.families import GEMMA2, GRANITE_HYBRID, LFM2, LLAMA, MISTRAL_WINDOW, QWEN3_NEXT, Family
 from tests.vllm.harness import Engine, Tokens, prompts, reference, reference_or_skip
@@ -174,25 +175,36 @@ def test_preemption_under_pressure(family: Family, blocks: int, offload: dict[st
 
 
 @pytest.mark.compat
+@pytest.mark.parametrize("offload", [EAGER, LAZY], ids=["eager", "lazy"])
 @pytest.mark.parametrize("role", ["kv_both", "kv_producer"])
-def test_a_producer_loads_as_well_and_its_blocks_are_not_held_back(role: str) -> None:
-    """Where steps overlap, vLLM frees the blocks of a preempted request late, unless the role says that nobody
-    loads into them. Forebay loads into them all the same. (On a CPU steps overlap only if they are made to.)"""
-    from vllm.config import VllmConfig
-
+def test_a_producer_loads_as_well_and_its_blocks_are_not_held_back(role: str, offload: dict[str, Any]) -> None:
+    """Where steps overlap, vLLM holds back the blocks of a request that it preempts in the middle of a step (up to
+    0.29), or does not preempt it then, unless the role says that nobody loads into them. Forebay does."""
     asked = prompts(8, 200)
     expected = reference(LLAMA, asked, max_tokens=100).cold
-    with (
-        mock.patch.object(VllmConfig, "max_concurrent_batches", 2),
-        Engine(LLAMA, EAGER, role=role, num_gpu_blocks_override=34) as engine,
-    ):
-        assert engine.scheduler.defer_block_free == (role == "kv_both")
-        with counted_preemptions(engine) as preempted:
+    in_flight, held_back = 0, 0
+    with _async_scheduling(), Engine(LLAMA, offload, role=role, num_gpu_blocks_override=34) as engine:
+        scheduler = engine.scheduler
+        free = scheduler._free_request_blocks
+
+        def watch(request: Any) -> None:
+            nonlocal in_flight, held_back
+            in_flight += request.num_output_placeholders > 0
+            before = len(scheduler.deferred_frees)
+            free(request)
+            held_back += len(scheduler.deferred_frees) > before
+
+        with mock.patch.object(scheduler, "_free_request_blocks", watch), counted_preemptions(engine) as preempted:
             for _ in range(2):
                 assert engine.generate(asked, max_tokens=100) == expected
         assert preempted, "there was no pressure"
         assert engine.manager.stats.loaded_blocks
         nothing_is_left(engine)
+    if role == "kv_both":
+        assert held_back == in_flight
+    else:
+        assert in_flight, "no request was preempted in the middle of a step"
+        assert not held_back
 
 
 @pytest.mark.compat
@@ -416,6 +428,33 @@ def test_a_gap_on_one_side_is_bridged_by_the_other(kept_by_host: list[int]) -> N
         assert engine.manager.stats.loaded_blocks == len(kept_by_host)
         assert engine.manager.stats.moved_blocks == 15 - len(kept_by_host)
         comes_back(engine, [prompt], expected)
+
+
+@pytest.mark.compat
+def test_nobody_computes_into_blocks_that_a_late_load_still_writes() -> None:
+    """Up to 0.29 vLLM keeps the blocks of a load that failed if the device had those before them. So such a load
+    is waited for; from 0.30 on its request computes, in other blocks."""
+    from forebay.vllm import compat
+
+    [prompt] = prompts(1, 10 * BLOCK + 5)
+    [expected] = reference(LLAMA, [prompt]).cold
+    late = {"load_deadline_s": 0.0, "inject_faults": {"delay_polls": 60, "only": "load"}}
+    with Engine(LLAMA, EAGER | late) as engine:
+        _lose_from_device(engine, _hashes(engine, prompt)[4:])
+        request_id = engine.submit(prompt)
+        tables, ledger = engine.scheduler.kv_cache_manager, engine.manager._books.ledger
+        while engine.scheduler.has_unfinished_requests():
+            engine.step()
+            written = {block for each in ledger if each.direction is Direction.LOAD for block in each.order.blocks}
+            for request in engine.scheduler.running:
+                assert not written & set(tables.get_block_ids(request.request_id)[0])
+        assert engine.tokens(request_id) == expected
+        stats = engine.manager.stats
+        assert stats.overdue_transfers == 1
+        assert stats.recomputes == compat.REPORTS_FAILED_REQUESTS
+        for _ in range(80):  # the report comes after all, while other requests run
+            engine.generate(prompts(1), max_tokens=1)
+        nothing_is_left(engine)
 
 
 @pytest.mark.compat

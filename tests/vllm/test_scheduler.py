@@ -269,14 +269,15 @@ def test_block_sizes_given_by_position_are_refused() -> None:
 class Loading:
     """A request that waits for a load that the ranks were told of."""
 
-    def __init__(self, specs: list[Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, specs: list[Any] | None = None, *, device_tokens: int = 0, **kwargs: Any) -> None:
         self.hand = Hand("forebay", specs or [full()], **kwargs)
         self.scheduler = self.hand.scheduler
         self.hand.keep(self.hand.request("first", range(8 * BLOCK)))
         self.hand.forget_device()
         self.request = self.hand.request("loads", range(9 * BLOCK))
-        assert self.scheduler.get_num_new_matched_tokens(self.request, 0) == (8 * BLOCK, True)
-        self.hand.admit(self.request, 8 * BLOCK)
+        more = 8 * BLOCK - device_tokens
+        assert self.scheduler.get_num_new_matched_tokens(self.request, device_tokens) == (more, True)
+        self.hand.admit(self.request, more)
         [self.load] = self.hand.step().loads
 
     def ranks_say(self, *, finished: bool = True, done: int = 0, failed: int = 0, mismatched: int = 0) -> set[str]:
@@ -434,6 +435,29 @@ def test_where_loads_cannot_be_taken_back_a_reset_has_to_be_tried_again(monkeypa
     assert loading.scheduler.reset() is False
     loading.ranks_say(done=1)
     assert loading.scheduler.reset() is True
+
+
+@pytest.mark.parametrize("device_tokens", [0, 4 * BLOCK])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("by_request", [True, False], ids=["by request", "by block"])
+def test_a_late_load_is_waited_for_where_it_cannot_be_taken_back(
+    by_request: bool, groups: int, device_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told by block, vLLM cannot do it for several groups; and for one it computes into the same blocks, if the
+    device had some before them."""
+    from forebay.config import OffloadConfig
+    from forebay.vllm import compat
+
+    monkeypatch.setattr(compat, "REPORTS_FAILED_REQUESTS", by_request)
+    given_up = by_request or (groups == 1 and device_tokens == 0)
+    specs = [full(), window(1000)][:groups]
+    loading = Loading(specs, device_tokens=device_tokens, settings=OffloadConfig(1, load_deadline_s=0.0))
+    assert [request for request, _, failed in loading.verdicts() if failed] == ["loads"] * given_up
+    assert loading.scheduler.manager.stats.overdue_transfers == 1
+    if not given_up:
+        assert loading.ranks_say(done=1) == {"loads"}
+        assert loading.verdicts() == []
+        assert loading.scheduler.manager.stats.recomputes == 0
 
 
 def test_the_engine_that_steps_without_reports_still_meets_deadlines() -> None:
