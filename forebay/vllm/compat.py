@@ -115,6 +115,12 @@ def recovers(kv_cache_config: KVCacheConfig) -> bool:
     return len(groups) == 1 and isinstance(plain_spec(groups[0].kv_cache_spec), FullAttentionSpec)
 
 
+def must_end(kv_cache_config: KVCacheConfig, device_tokens: int) -> bool:
+    """Whether a load has to be waited for, however late it is: this release cannot take it back, or computes into
+    the blocks that it still writes. Told by block, vLLM keeps those blocks if the device had some before them."""
+    return not recovers(kv_cache_config) or (device_tokens > 0 and not REPORTS_FAILED_REQUESTS)
+
+
 # --- sizes -------------------------------------------------------------------------------------------
 
 

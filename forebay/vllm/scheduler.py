@@ -201,19 +201,12 @@ class SimpleCPUOffloadScheduler:
         self._used(table)
         # A request that was loaded is admitted a second time, and then has what was loaded.
         device_tokens = request.num_computed_tokens or known.device_tokens
-        must_end = self._must_end(device_tokens)
+        must_end = compat.must_end(self.kv_cache_config, device_tokens)
         waits = self.manager.allocated(known, table, device_tokens, num_external_tokens, must_end=must_end)
         if waits and num_external_tokens:
             self._loading[known.id] = None
             if not compat.REPORTS_FAILED_REQUESTS:
                 known.waits_for = table[0][device_tokens // self.block_size :]
-
-    def _must_end(self, device_tokens: int) -> bool:
-        """Whether a load has to be waited for, however late it is. A release that is told by block cannot take it
-        back at all (see the worker), or, behind what the device had itself, computes into the same blocks."""
-        if compat.REPORTS_FAILED_REQUESTS:
-            return False
-        return device_tokens > 0 or not compat.recovers(self.kv_cache_config)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
